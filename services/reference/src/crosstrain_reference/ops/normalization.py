@@ -1,0 +1,112 @@
+"""Batch normalization and local response normalization over channels (axis 1)."""
+
+from typing import Tuple
+
+import numpy as np
+
+from .checks import require_shape, same_dtype
+
+
+def batch_statistics(x: np.ndarray) -> Tuple[np.ndarray, np.ndarray]:
+    """Return mean and biased variance (divided by the count) per channel of ``x`` ``(N, C, ...)``."""
+    same_dtype("batch_statistics", x=x)
+    axes = _reduced(x)
+    mean = x.mean(axis=axes)
+    return mean, np.square(x - _spread(mean, x)).mean(axis=axes)
+
+
+def batch_norm(
+    x: np.ndarray, gamma: np.ndarray, beta: np.ndarray, mean: np.ndarray, var: np.ndarray, eps: float
+) -> np.ndarray:
+    """Return ``gamma (x - mean) / sqrt(var + eps) + beta``; all parameters have shape ``(C,)``.
+
+    In training ``mean`` and ``var`` are :func:`batch_statistics` of ``x``; in evaluation they are given.
+    """
+    same_dtype("batch_norm", x=x, gamma=gamma, beta=beta, mean=mean, var=var)
+    for name, array in (("gamma", gamma), ("beta", beta), ("mean", mean), ("var", var)):
+        require_shape("batch_norm", name, array, x.shape[1:2])
+    scale = gamma / np.sqrt(var + float(eps))
+    return (x - _spread(mean, x)) * _spread(scale, x) + _spread(beta, x)
+
+
+def batch_norm_backward(
+    dy: np.ndarray,
+    x: np.ndarray,
+    gamma: np.ndarray,
+    mean: np.ndarray,
+    var: np.ndarray,
+    eps: float,
+    training: bool = True,
+) -> Tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the gradients ``(dx, dgamma, dbeta)``.
+
+    With ``training`` the statistics are functions of ``x`` and take part in ``dx`` (Ioffe and Szegedy 2015,
+    section 3); otherwise they are constants.
+    """
+    same_dtype("batch_norm_backward", dy=dy, x=x, gamma=gamma, mean=mean, var=var)
+    require_shape("batch_norm_backward", "dy", dy, x.shape)
+    axes = _reduced(x)
+    inverse = 1.0 / np.sqrt(var + float(eps))
+    normalized = (x - _spread(mean, x)) * _spread(inverse, x)
+    dgamma = (dy * normalized).sum(axis=axes)
+    dbeta = dy.sum(axis=axes)
+    centred = dy
+    if training:
+        count = x.size // x.shape[1]
+        centred = dy - _spread(dbeta / count, x) - normalized * _spread(dgamma / count, x)
+    return centred * _spread(gamma * inverse, x), dgamma, dbeta
+
+
+def alpha_sum_from_average(alpha_avg: float, size: int) -> float:
+    """Convert the alpha of ``k + alpha / size * sum`` (Caffe, PyTorch) to that of ``k + alpha * sum``."""
+    _radius(size)
+    return alpha_avg / size
+
+
+def lrn(x: np.ndarray, size: int, alpha: float, beta: float, k: float) -> np.ndarray:
+    """Return ``x_c / (k + alpha * sum of x_j^2 over |j - c| <= (size - 1) / 2) ^ beta`` across channels.
+
+    ``alpha`` multiplies the sum, not the mean.  Raises ValueError unless ``size`` is odd.
+    """
+    same_dtype("lrn", x=x)
+    return x * _lrn_scale(x, size, alpha, k) ** -float(beta)
+
+
+def lrn_backward(
+    dy: np.ndarray, x: np.ndarray, size: int, alpha: float, beta: float, k: float
+) -> np.ndarray:
+    """Return the input gradient of :func:`lrn`."""
+    same_dtype("lrn_backward", dy=dy, x=x)
+    require_shape("lrn_backward", "dy", dy, x.shape)
+    scale = _lrn_scale(x, size, alpha, k)
+    power = scale ** -float(beta)
+    shared = _channel_sum(dy * x * power / scale, size)
+    return dy * power - (2.0 * float(alpha) * float(beta)) * x * shared
+
+
+def _lrn_scale(x: np.ndarray, size: int, alpha: float, k: float) -> np.ndarray:
+    return float(k) + float(alpha) * _channel_sum(np.square(x), size)
+
+
+def _channel_sum(x: np.ndarray, size: int) -> np.ndarray:
+    total = x.copy()
+    for shift in range(1, min(_radius(size), x.shape[1] - 1) + 1):
+        total[:, :-shift] += x[:, shift:]
+        total[:, shift:] += x[:, :-shift]
+    return total
+
+
+def _radius(size: int) -> int:
+    if size < 1 or size % 2 == 0:
+        raise ValueError("lrn: size is %d, expected an odd number of channels" % size)
+    return (size - 1) // 2
+
+
+def _reduced(x: np.ndarray) -> Tuple[int, ...]:
+    if x.ndim < 2:
+        raise ValueError("batch norm: input has shape %s, expected (N, C, ...)" % (x.shape,))
+    return (0,) + tuple(range(2, x.ndim))
+
+
+def _spread(per_channel: np.ndarray, x: np.ndarray) -> np.ndarray:
+    return per_channel.reshape((1, -1) + (1,) * (x.ndim - 2))
