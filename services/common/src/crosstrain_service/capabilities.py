@@ -1,0 +1,192 @@
+"""The closed list of features an engine may declare, and what a piece of work needs.
+
+A feature that an engine does not list is unsupported. A run is refused before anything
+starts if it needs an unsupported feature; nothing degrades silently.
+"""
+
+from typing import Dict, Iterable, List, NamedTuple, Set
+
+from .errors import CrosstrainError
+from .model import (
+    BatchNorm, Convolution, Dense, Dropout, Flatten, LocalResponseNorm, Model, Pad, Pool, Relu,
+)
+from .training import Execution, Training
+
+EXACT = "exact"
+EMULATED = "emulated"
+UNSUPPORTED = "unsupported"
+
+
+class Feature(NamedTuple):
+    """How an engine provides a feature (:data:`EXACT`, ...) and a note for people."""
+
+    support: str
+    note: str = ""
+
+
+#: Every feature, with its meaning.
+FEATURES = {
+    "layer.convolution1d": "convolution over (C, L)",
+    "layer.convolution2d": "convolution over (C, H, W)",
+    "layer.convolution.asymmetric_padding": "convolution padded differently before and after",
+    "layer.pool1d": "pooling over (C, L)",
+    "layer.pool2d": "pooling over (C, H, W)",
+    "layer.pool.max": "maximum pooling, gradient to the first maximum",
+    "layer.pool.average": "average pooling without padding",
+    "layer.pool.average.include_pad": "padded average pooling, padding counted in the divisor",
+    "layer.pool.average.exclude_pad": "padded average pooling, padding not counted",
+    "layer.pool.padding": "padded pooling, the same before and after",
+    "layer.pool.asymmetric_padding": "pooling padded differently before and after",
+    "layer.pool.ceil": "output size rounded up",
+    "layer.dense": "fully connected",
+    "layer.relu": "rectified linear unit, gradient 0 at 0",
+    "layer.flatten": "flatten in C-H-W order",
+    "layer.dropout": "inverted dropout with the platform's masks",
+    "layer.batch_norm": "batch normalisation with explicit epsilon",
+    "layer.local_response_norm": "local response normalisation across channels",
+    "layer.pad": "explicit zero padding",
+    "optimizer.sgd": "SGD without momentum",
+    "optimizer.sgd.momentum": "SGD with momentum",
+    "optimizer.sgd.nesterov": "SGD with Nesterov momentum",
+    "optimizer.rmsprop": "RMSProp, epsilon outside the root",
+    "optimizer.adagrad": "Adagrad, epsilon outside the root",
+    "optimizer.adam": "Adam, epsilon beside the corrected root",
+    "optimizer.adadelta": "AdaDelta",
+    "decay.l2": "L2 weight decay through the update rule",
+    "decay.decoupled": "decoupled weight decay",
+    "clip.global_norm": "clipping by the global norm of all gradients",
+    "schedule.per_step": "a learning rate for every step",
+    "semantics.canonical": "the canonical function",
+    "semantics.native": "the framework's own conventions",
+    "precision.float32": "IEEE single precision",
+    "precision.float64": "IEEE double precision",
+    "device.cpu": "runs on a CPU",
+    "device.cuda": "runs on an NVIDIA GPU",
+    "execution.deterministic": "deterministic kernels can be demanded",
+    "execution.nondeterministic": "deterministic kernels can be switched off",
+    "execution.intra_threads": "threads within an operation can be set",
+    "execution.inter_threads": "threads between operations can be set",
+    "execution.cpu_affinity": "can be bound to cores",
+    "execution.prefetch": "batches prepared ahead of use",
+    "execution.gpu_memory_growth": "GPU memory taken as needed",
+    "execution.tf32": "TF32 maths can be allowed",
+    "compiler.xla": "XLA",
+    "compiler.torch.compile": "torch.compile",
+    "compiler.theano:fast_run": "Theano with all optimisations",
+    "compiler.theano:fast_compile": "Theano with few optimisations",
+    "probe": "intermediate values and gradients can be recorded",
+    "parallel.data": "data parallel over several ranks",
+    "parallel.tensor": "tensor parallel over several ranks",
+    "parallel.pipeline": "pipeline parallel over several ranks",
+}  # type: Dict[str, str]
+
+#: Provided by the common layer for every engine.
+COMMON = {
+    "schedule.per_step": Feature(EXACT),
+    "execution.cpu_affinity": Feature(EXACT),
+    "execution.prefetch": Feature(EXACT),
+}  # type: Dict[str, Feature]
+
+
+def declare(exact=(), emulated=None, unsupported=None):
+    # type: (Iterable[str], Dict[str, str], Dict[str, str]) -> Dict[str, Feature]
+    """A feature table from names: ``emulated`` and ``unsupported`` map names to notes.
+
+    Raises ``ValueError`` on a name that is not in :data:`FEATURES`.
+    """
+    table = dict(COMMON)
+    table.update((name, Feature(EXACT)) for name in exact)
+    table.update((name, Feature(EMULATED, note)) for name, note in (emulated or {}).items())
+    table.update((name, Feature(UNSUPPORTED, note)) for name, note in (unsupported or {}).items())
+    unknown = sorted(set(table) - set(FEATURES))
+    if unknown:
+        raise ValueError("unknown features: %s" % ", ".join(unknown))
+    return table
+
+
+def features_of_model(model):
+    # type: (Model) -> Set[str]
+    """Features that the layers of a model need."""
+    needed = set()  # type: Set[str]
+    for layer in model.layers:
+        if isinstance(layer, Convolution):
+            needed.add("layer.convolution%dd" % len(layer.kernel))
+            if layer.pad_begin != layer.pad_end:
+                needed.add("layer.convolution.asymmetric_padding")
+        elif isinstance(layer, Pool):
+            needed.update(_features_of_pool(layer))
+        else:
+            needed.add({
+                Dense: "layer.dense", Relu: "layer.relu", Flatten: "layer.flatten",
+                Dropout: "layer.dropout", BatchNorm: "layer.batch_norm",
+                LocalResponseNorm: "layer.local_response_norm", Pad: "layer.pad",
+            }[type(layer)])
+    return needed
+
+
+def _features_of_pool(layer):
+    # type: (Pool) -> Set[str]
+    needed = {"layer.pool%dd" % len(layer.kernel), "layer.pool." + layer.kind}
+    padded = any(layer.pad_begin) or any(layer.pad_end)
+    if padded:
+        needed.add("layer.pool.padding")
+        if layer.kind == "average":
+            needed.add("layer.pool.average.%s_pad" % ("include" if layer.count_include_pad else "exclude"))
+    if layer.pad_begin != layer.pad_end:
+        needed.add("layer.pool.asymmetric_padding")
+    if layer.round_mode == "ceil":
+        needed.add("layer.pool.ceil")
+    return needed
+
+
+def features_of_training(training):
+    # type: (Training) -> Set[str]
+    """Features that the settings of a training need."""
+    rule = training.rule
+    needed = {"optimizer." + rule.name}
+    if rule.name == "sgd" and rule.momentum:
+        needed.add("optimizer.sgd.nesterov" if rule.nesterov else "optimizer.sgd.momentum")
+    decay = training.weight_decay
+    if decay is not None and decay.rate:
+        needed.add("decay.decoupled" if decay.decoupled else "decay.l2")
+    if training.clip_norm:
+        needed.add("clip.global_norm")
+    rates = training.learning_rates
+    if len(rates) and (rates != rates[0]).any():
+        needed.add("schedule.per_step")
+    return needed
+
+
+def features_of_execution(execution):
+    # type: (Execution) -> Set[str]
+    """Features that the settings of an execution need."""
+    needed = {"semantics." + execution.semantics, "device." + execution.device}
+    if execution.precision:
+        needed.add("precision." + execution.precision)
+    needed.add("execution.deterministic" if execution.deterministic else "execution.nondeterministic")
+    if execution.inter_threads:
+        needed.add("execution.inter_threads")
+    if execution.cpu_affinity:
+        needed.add("execution.cpu_affinity")
+    if execution.prefetch:
+        needed.add("execution.prefetch")
+    if execution.gpu_memory_growth:
+        needed.add("execution.gpu_memory_growth")
+    if execution.allow_tf32:
+        needed.add("execution.tf32")
+    if execution.compiler:
+        needed.add("compiler." + execution.compiler)
+    return needed
+
+
+def require(engine, features, needed):
+    # type: (str, Dict[str, Feature], Iterable[str]) -> None
+    """Raises ``UNSUPPORTED`` naming the engine and everything it lacks of ``needed``."""
+    lacking = []  # type: List[str]
+    for name in sorted(set(needed)):
+        feature = features.get(name)
+        if feature is None or feature.support == UNSUPPORTED:
+            note = feature.note if feature is not None else ""
+            lacking.append("%s%s" % (name, " (%s)" % note if note else ""))
+    if lacking:
+        raise CrosstrainError("UNSUPPORTED", "engine %s does not support: %s" % (engine, "; ".join(lacking)))

@@ -1,0 +1,219 @@
+"""The interface between the common layer and a framework.
+
+An engine is one way to train. Everything outside an adapter speaks canonical form:
+activations NCHW (or NCL), convolution weights OIHW (or OIL) applied as cross-correlation,
+dense weights (out, in), flatten in C-H-W order, labels 0..K-1, mean loss over the batch.
+Adapters translate at this boundary and nowhere else.
+"""
+
+import abc
+from dataclasses import dataclass, field
+from typing import Any, Dict, Iterator, Mapping, Optional, Tuple
+
+import numpy as np
+
+from .capabilities import Feature
+from .model import Model
+from .training import Execution, Training
+
+Arrays = Dict[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One batch: ``x`` float32 (B, C, H, W) or (B, C, L) C-contiguous, ``labels`` int64 (B,).
+
+    ``masks`` holds, per dropout layer, the float32 mask already divided by 1 - rate, in the
+    canonical shape of that layer's input (B, ...). In float64 runs ``x`` and masks are float64.
+    ``learning_rate`` is the step's; ``step`` counts from 0 over the whole run.
+    """
+
+    step: int
+    x: np.ndarray
+    labels: np.ndarray
+    learning_rate: float
+    masks: Arrays = field(default_factory=dict)
+
+
+class Epoch(abc.ABC):
+    """The steps of one epoch that are still to be executed."""
+
+    #: Number of the epoch, from 0.
+    index = 0
+    #: Number of steps that :meth:`batches` gives.
+    steps = 0
+
+    @abc.abstractmethod
+    def batches(self):
+        # type: () -> Iterator[Batch]
+        """The batches in order. May be pulled from another thread and one batch ahead of the step."""
+
+
+class Loop(abc.ABC):
+    """Drives training: hands out batches and is told when each step is done.
+
+    Written once in the common layer; an engine only iterates::
+
+        for epoch in loop.epochs():
+            for batch in epoch.batches():
+                loss = ...one real training step with batch.learning_rate...
+                loop.step_done(loss)
+
+    Everything at the end of an epoch (evaluation, checkpoint, early stopping) happens inside
+    ``epochs()`` between two of its items, through the engine's other methods.
+    """
+
+    @abc.abstractmethod
+    def epochs(self):
+        # type: () -> Iterator[Epoch]
+        """The epochs to execute, in order; ends early when training is to stop."""
+
+    @abc.abstractmethod
+    def step_done(self, loss, correct=None, sync_seconds=0.0, copy_seconds=0.0):
+        # type: (Any, Optional[Any], float, float) -> None
+        """Reports the next step in order: mean loss of its batch before the update, without penalties.
+
+        ``loss`` is anything ``float()`` takes; in mode "speed" it may be converted later, so it must
+        not be overwritten by later steps. ``correct`` counts right predictions if known for free.
+        """
+
+    #: Number of the step that is executed next (for frameworks that drive callbacks).
+    step = 0
+
+    @abc.abstractmethod
+    def learning_rate(self, step):
+        # type: (int) -> float
+        """The learning rate of a step."""
+
+
+@dataclass
+class Intermediates:
+    """Values inside one training step at the present parameters, canonical layout, run's dtype.
+
+    ``outputs`` and ``output_gradients`` (dL/d output) by layer name; a layer that the framework
+    fuses away may be missing. ``gradients`` by parameter name: of the data loss alone, before
+    clipping and decay. ``loss``: the mean loss.
+    """
+
+    loss: float
+    outputs: Arrays
+    output_gradients: Arrays
+    gradients: Arrays
+
+
+@dataclass(frozen=True)
+class EngineInfo:
+    """What an engine is and can do; ``features`` by name from ``capabilities.FEATURES``."""
+
+    name: str
+    version: str
+    features: Dict[str, Feature]
+    libraries: Dict[str, str]
+
+
+class Engine(abc.ABC):
+    """One network in one framework, built for one run.
+
+    A package offers engines by two names in its ``__init__`` (which must not import the
+    framework): ``ENGINES``, a dict from engine name to "module:Class", and
+    ``environment(engine, execution, run_dir)``, which returns the environment variables (str to
+    str) that must be set before the framework is imported.
+    """
+
+    #: Name of the engine; set by each class.
+    name = ""
+
+    @classmethod
+    @abc.abstractmethod
+    def info(cls):
+        # type: () -> EngineInfo
+        """Version and capabilities of this engine in this environment."""
+
+    @abc.abstractmethod
+    def __init__(self, model, training, execution):
+        # type: (Model, Training, Execution) -> None
+        """Builds the network, the update rule and the compiled step, with any parameters."""
+
+    @abc.abstractmethod
+    def train(self, loop):
+        # type: (Loop) -> None
+        """Trains through the framework's real training path until the loop ends.
+
+        May be called again with another loop (even of a single step); parameters and
+        optimizer state go on from where they are.
+        """
+
+    @abc.abstractmethod
+    def predict(self, x):
+        # type: (np.ndarray) -> np.ndarray
+        """Logits (B, K) in evaluation mode (no dropout, batch norm by statistics) for x like ``Batch.x``."""
+
+    @abc.abstractmethod
+    def intermediates(self, batch):
+        # type: (Batch) -> Intermediates
+        """Values inside the training step on ``batch``; changes nothing (no update, no statistics).
+
+        From the same model object by the framework's own differentiation.
+        """
+
+    @abc.abstractmethod
+    def parameters(self):
+        # type: () -> Arrays
+        """Copies of all trained parameters, canonical names and layout, run's dtype."""
+
+    @abc.abstractmethod
+    def load_parameters(self, parameters):
+        # type: (Mapping[str, np.ndarray]) -> None
+        """Sets all trained parameters from canonical form; names and shapes were checked."""
+
+    @abc.abstractmethod
+    def optimizer_state(self):
+        # type: () -> Arrays
+        """Copies of the update rule's state in canonical form (see ``training.Rule``); zeros before the first step."""
+
+    @abc.abstractmethod
+    def state(self):
+        # type: () -> Arrays
+        """Everything needed to go on bit-exactly, in any layout and names of the engine's own (checkpoint)."""
+
+    @abc.abstractmethod
+    def load_state(self, state):
+        # type: (Mapping[str, np.ndarray]) -> None
+        """Restores what :meth:`state` gave."""
+
+    def batch_statistics(self, x):
+        # type: (np.ndarray) -> Dict[str, Tuple[np.ndarray, np.ndarray]]
+        """Mean and biased variance, each (C,), that each batch norm layer sees for the batch ``x``.
+
+        All batch norm layers normalise with the batch's own statistics, dropout is off, nothing
+        changes. The common layer averages these over the training set for evaluation
+        (canonical semantics). Only for models with batch norm.
+        """
+        raise NotImplementedError("engine %s declares no batch normalisation" % self.name)
+
+    def statistics(self):
+        # type: () -> Arrays
+        """The evaluation statistics in use: "<layer>.running_mean", "<layer>.running_var" (a variance, without epsilon)."""
+        return {}
+
+    def load_statistics(self, statistics):
+        # type: (Mapping[str, np.ndarray]) -> None
+        """Sets the evaluation statistics."""
+
+    def fingerprint(self):
+        # type: () -> Dict[str, str]
+        """Facts about the maths in use, as configured: threads, determinism, TF32, compiler, BLAS, ..."""
+        return {}
+
+    def synchronize(self):
+        # type: () -> None
+        """Waits until the device has finished all work; nothing to do on a CPU."""
+
+    def allocator_peak_bytes(self):
+        # type: () -> Optional[int]
+        """Peak memory by the framework's own device allocator, or None."""
+        return None
+
+    def close(self):
+        # type: () -> None
+        """Frees what the engine holds; called once at the end."""

@@ -1,0 +1,88 @@
+"""Recording what an engine computes inside a training step."""
+
+from typing import Any, Collection, Dict, Iterable, Iterator, Optional, Tuple
+
+import numpy as np
+
+from .engine import Arrays, Batch, Engine, Epoch, Loop
+
+
+class _OneBatch(Epoch):
+    def __init__(self, batch):
+        # type: (Batch) -> None
+        self._batch = batch
+        self.steps = 1
+
+    def batches(self):
+        # type: () -> Iterator[Batch]
+        yield self._batch
+
+
+class SingleStep(Loop):
+    """A loop of exactly one step, so that a probe goes through the real training path."""
+
+    def __init__(self, batch):
+        # type: (Batch) -> None
+        self.batch = batch
+        self.step = batch.step
+        self.loss = None  # type: Optional[float]
+
+    def epochs(self):
+        # type: () -> Iterator[Epoch]
+        yield _OneBatch(self.batch)
+
+    def step_done(self, loss, correct=None, sync_seconds=0.0, copy_seconds=0.0):
+        # type: (Any, Optional[Any], float, float) -> None
+        if self.loss is not None:
+            raise RuntimeError("the engine reported more than one step")
+        self.loss = float(loss)
+        self.step += 1
+
+    def learning_rate(self, step):
+        # type: (int) -> float
+        return self.batch.learning_rate
+
+
+def record_steps(engine, batches, wanted):
+    # type: (Engine, Iterable[Batch], Collection[int]) -> Iterator[Tuple[int, Dict[str, np.ndarray]]]
+    """Trains on ``batches`` one after the other and yields (step, tensors) for the ``wanted`` steps.
+
+    Tensor names are those of ``ProbeRecorded.digest``; "loss" is the loss that the training step
+    reported, "probe_loss" the loss seen by the recording pass before it.
+    """
+    for batch in batches:
+        record = {}  # type: Arrays
+        if batch.step in wanted:
+            record = _before(engine, batch)
+        loop = SingleStep(batch)
+        engine.train(loop)
+        if loop.loss is None:
+            raise RuntimeError("the engine reported no step")
+        if batch.step in wanted:
+            record["loss"] = np.asarray(loop.loss, dtype=np.float64)
+            record.update(_named("parameter_after", engine.parameters()))
+            record.update(_named("state_after", engine.optimizer_state()))
+            yield batch.step, record
+
+
+def _before(engine, batch):
+    # type: (Engine, Batch) -> Arrays
+    record = {
+        "input": batch.x,
+        "labels": batch.labels,
+        "learning_rate": np.asarray(batch.learning_rate, dtype=np.float64),
+    }
+    record.update(_named("mask", batch.masks))
+    record.update(_named("parameter", engine.parameters()))
+    record.update(_named("state", engine.optimizer_state()))
+    inside = engine.intermediates(batch)
+    record["probe_loss"] = np.asarray(inside.loss, dtype=np.float64)
+    record.update(_named("output", inside.outputs))
+    record.update(_named("output_grad", inside.output_gradients))
+    record.update(_named("gradient", inside.gradients))
+    return record
+
+
+def _named(prefix, arrays):
+    # type: (str, Arrays) -> Arrays
+    return {"%s/%s" % (prefix, name): np.array(value) for name, value in arrays.items()}
