@@ -1,0 +1,144 @@
+"""Immutable byte strings in a directory, addressed by their SHA-256."""
+
+import errno
+import hashlib
+import os
+import tempfile
+from typing import Iterable, Iterator, Optional
+
+import numpy as np
+
+from .convert import check_digest
+from .errors import CrosstrainError
+
+#: Bytes per chunk when an artifact is read or sent.
+CHUNK = 512 << 10
+
+
+class ArtifactStore:
+    """Files ``<root>/<first two hex digits>/<digest>``; written aside, synced, renamed."""
+
+    def __init__(self, root):
+        # type: (str) -> None
+        self._root = root
+        os.makedirs(root, mode=0o700, exist_ok=True)
+
+    def path(self, digest):
+        # type: (str) -> str
+        """Where an artifact lies (whether or not it is there)."""
+        check_digest(digest, "digest")
+        return os.path.join(self._root, digest[:2], digest)
+
+    def __contains__(self, digest):
+        # type: (str) -> bool
+        return os.path.exists(self.path(digest))
+
+    def require(self, digest, field):
+        # type: (str, str) -> str
+        """The path of an artifact; raises ``ARTIFACT_NOT_FOUND`` naming the field if it is not stored."""
+        path = self.path(digest)
+        if not os.path.exists(path):
+            raise CrosstrainError("ARTIFACT_NOT_FOUND", "%s: no artifact %s is stored here" % (field, digest), field)
+        return path
+
+    def put(self, data):
+        # type: (bytes) -> str
+        """Stores bytes and returns their digest."""
+        digest = hashlib.sha256(data).hexdigest()
+        self.write(digest, len(data), [data])
+        return digest
+
+    def write(self, digest, size, chunks):
+        # type: (str, int, Iterable[bytes]) -> bool
+        """Stores a stream of chunks; returns whether it was there before.
+
+        Raises ``ARTIFACT_CORRUPT`` (as INVALID_ARGUMENT) if the bytes do not have the digest or size and
+        ``STORAGE_FULL`` if there is no room; nothing is left behind.
+        """
+        import grpc
+
+        path = self.path(digest)
+        existed = os.path.exists(path)
+        if existed and os.path.getsize(path) == size:
+            return True
+        folder = os.path.dirname(path)
+        temporary = None  # type: Optional[str]
+        try:
+            os.makedirs(folder, mode=0o700, exist_ok=True)
+            handle, temporary = tempfile.mkstemp(prefix=".incoming-", dir=folder)
+            checksum = hashlib.sha256()
+            total = 0
+            with os.fdopen(handle, "wb") as file:
+                for chunk in chunks:
+                    total += len(chunk)
+                    if total > size:
+                        break
+                    checksum.update(chunk)
+                    file.write(chunk)
+                file.flush()
+                os.fsync(file.fileno())
+            if total != size or checksum.hexdigest() != digest:
+                raise CrosstrainError(
+                    "ARTIFACT_CORRUPT", "the bytes sent do not have the announced digest and size (%d bytes of %d)"
+                    % (total, size), "digest", grpc.StatusCode.INVALID_ARGUMENT)
+            os.rename(temporary, path)
+            temporary = None
+            _sync_directory(folder)
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise CrosstrainError("STORAGE_FULL", "no room to store an artifact of %d bytes" % size)
+            raise
+        finally:
+            if temporary is not None:
+                try:
+                    os.unlink(temporary)
+                except OSError:
+                    pass
+        return False
+
+    def read(self, digest, offset=0):
+        # type: (str, int) -> Iterator[bytes]
+        """Chunks of an artifact from an offset on; raises ``ARTIFACT_NOT_FOUND``."""
+        with open(self.require(digest, "digest"), "rb") as file:
+            file.seek(offset)
+            while True:
+                chunk = file.read(CHUNK)
+                if not chunk:
+                    return
+                yield chunk
+
+    def size(self, digest):
+        # type: (str) -> int
+        """Length in bytes; raises ``ARTIFACT_NOT_FOUND``."""
+        return os.path.getsize(self.require(digest, "digest"))
+
+    def get(self, digest, field="digest"):
+        # type: (str, str) -> bytes
+        """The whole artifact, its digest checked; raises ``ARTIFACT_NOT_FOUND`` or ``ARTIFACT_CORRUPT``."""
+        with open(self.require(digest, field), "rb") as file:
+            data = file.read()
+        if hashlib.sha256(data).hexdigest() != digest:
+            raise CrosstrainError("ARTIFACT_CORRUPT", "%s: the stored artifact %s is damaged" % (field, digest), field)
+        return data
+
+    def array(self, digest, field):
+        # type: (str, str) -> np.ndarray
+        """A ``.npy`` artifact, memory-mapped read-only; never unpickles. Raises ``INVALID_DATA``."""
+        path = self.require(digest, field)
+        try:
+            value = np.load(path, mmap_mode="r", allow_pickle=False)
+        except (ValueError, OSError, EOFError) as error:
+            raise CrosstrainError("INVALID_DATA", "%s: artifact %s is no .npy file: %s"
+                                  % (field, digest, type(error).__name__), field)
+        if not isinstance(value, np.ndarray):
+            raise CrosstrainError("INVALID_DATA", "%s: artifact %s holds no single array" % (field, digest), field)
+        return value
+
+
+def _sync_directory(path):
+    # type: (str) -> None
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
