@@ -18,51 +18,43 @@ CHUNK = 512 << 10
 class ArtifactStore:
     """Files ``<root>/<first two hex digits>/<digest>``; written aside, synced, renamed."""
 
-    def __init__(self, root):
-        # type: (str) -> None
+    def __init__(self, root: str) -> None:
         self._root = root
         os.makedirs(root, mode=0o700, exist_ok=True)
 
-    def path(self, digest):
-        # type: (str) -> str
+    def path(self, digest: str) -> str:
         """Where an artifact lies (whether or not it is there)."""
         check_digest(digest, "digest")
         return os.path.join(self._root, digest[:2], digest)
 
-    def __contains__(self, digest):
-        # type: (str) -> bool
+    def __contains__(self, digest: str) -> bool:
         return os.path.exists(self.path(digest))
 
-    def require(self, digest, field):
-        # type: (str, str) -> str
+    def require(self, digest: str, field: str) -> str:
         """The path of an artifact; raises ``ARTIFACT_NOT_FOUND`` naming the field if it is not stored."""
         path = self.path(digest)
         if not os.path.exists(path):
             raise CrosstrainError("ARTIFACT_NOT_FOUND", "%s: no artifact %s is stored here" % (field, digest), field)
         return path
 
-    def put(self, data):
-        # type: (bytes) -> str
+    def put(self, data: bytes) -> str:
         """Stores bytes and returns their digest."""
         digest = hashlib.sha256(data).hexdigest()
         self.write(digest, len(data), [data])
         return digest
 
-    def write(self, digest, size, chunks):
-        # type: (str, int, Iterable[bytes]) -> bool
+    def write(self, digest: str, size: int, chunks: Iterable[bytes]) -> bool:
         """Stores a stream of chunks; returns whether it was there before.
 
         Raises ``ARTIFACT_CORRUPT`` (as INVALID_ARGUMENT) if the bytes do not have the digest or size and
         ``STORAGE_FULL`` if there is no room; nothing is left behind.
         """
-        import grpc
-
         path = self.path(digest)
         existed = os.path.exists(path)
         if existed and os.path.getsize(path) == size:
             return True
         folder = os.path.dirname(path)
-        temporary = None  # type: Optional[str]
+        temporary: Optional[str] = None
         try:
             os.makedirs(folder, mode=0o700, exist_ok=True)
             handle, temporary = tempfile.mkstemp(prefix=".incoming-", dir=folder)
@@ -80,7 +72,7 @@ class ArtifactStore:
             if total != size or checksum.hexdigest() != digest:
                 raise CrosstrainError(
                     "ARTIFACT_CORRUPT", "the bytes sent do not have the announced digest and size (%d bytes of %d)"
-                    % (total, size), "digest", grpc.StatusCode.INVALID_ARGUMENT)
+                    % (total, size), "digest", "INVALID_ARGUMENT")
             os.rename(temporary, path)
             temporary = None
             _sync_directory(folder)
@@ -96,8 +88,7 @@ class ArtifactStore:
                     pass
         return False
 
-    def read(self, digest, offset=0):
-        # type: (str, int) -> Iterator[bytes]
+    def read(self, digest: str, offset: int = 0) -> Iterator[bytes]:
         """Chunks of an artifact from an offset on; raises ``ARTIFACT_NOT_FOUND``."""
         with open(self.require(digest, "digest"), "rb") as file:
             file.seek(offset)
@@ -107,13 +98,11 @@ class ArtifactStore:
                     return
                 yield chunk
 
-    def size(self, digest):
-        # type: (str) -> int
+    def size(self, digest: str) -> int:
         """Length in bytes; raises ``ARTIFACT_NOT_FOUND``."""
         return os.path.getsize(self.require(digest, "digest"))
 
-    def get(self, digest, field="digest"):
-        # type: (str, str) -> bytes
+    def get(self, digest: str, field: str = "digest") -> bytes:
         """The whole artifact, its digest checked; raises ``ARTIFACT_NOT_FOUND`` or ``ARTIFACT_CORRUPT``."""
         with open(self.require(digest, field), "rb") as file:
             data = file.read()
@@ -121,8 +110,7 @@ class ArtifactStore:
             raise CrosstrainError("ARTIFACT_CORRUPT", "%s: the stored artifact %s is damaged" % (field, digest), field)
         return data
 
-    def array(self, digest, field):
-        # type: (str, str) -> np.ndarray
+    def array(self, digest: str, field: str) -> np.ndarray:
         """A ``.npy`` artifact, memory-mapped read-only; never unpickles. Raises ``INVALID_DATA``."""
         path = self.require(digest, field)
         try:
@@ -135,8 +123,7 @@ class ArtifactStore:
         return value
 
 
-def _sync_directory(path):
-    # type: (str) -> None
+def _sync_directory(path: str) -> None:
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

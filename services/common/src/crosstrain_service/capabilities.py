@@ -25,7 +25,7 @@ class Feature(NamedTuple):
 
 
 #: Every feature, with its meaning.
-FEATURES = {
+FEATURES: Dict[str, str] = {
     "layer.convolution1d": "convolution over (C, L)",
     "layer.convolution2d": "convolution over (C, H, W)",
     "layer.convolution.asymmetric_padding": "convolution padded differently before and after",
@@ -78,18 +78,17 @@ FEATURES = {
     "parallel.data": "data parallel over several ranks",
     "parallel.tensor": "tensor parallel over several ranks",
     "parallel.pipeline": "pipeline parallel over several ranks",
-}  # type: Dict[str, str]
+}
 
 #: Provided by the common layer for every engine.
-COMMON = {
+COMMON: Dict[str, Feature] = {
     "schedule.per_step": Feature(EXACT),
     "execution.cpu_affinity": Feature(EXACT),
     "execution.prefetch": Feature(EXACT),
-}  # type: Dict[str, Feature]
+}
 
 
-def declare(exact=(), emulated=None, unsupported=None):
-    # type: (Iterable[str], Dict[str, str], Dict[str, str]) -> Dict[str, Feature]
+def declare(exact: Iterable[str] = (), emulated: Dict[str, str] = None, unsupported: Dict[str, str] = None) -> Dict[str, Feature]:
     """A feature table from names: ``emulated`` and ``unsupported`` map names to notes.
 
     Raises ``ValueError`` on a name that is not in :data:`FEATURES`.
@@ -104,10 +103,9 @@ def declare(exact=(), emulated=None, unsupported=None):
     return table
 
 
-def features_of_model(model):
-    # type: (Model) -> Set[str]
+def features_of_model(model: Model) -> Set[str]:
     """Features that the layers of a model need."""
-    needed = set()  # type: Set[str]
+    needed: Set[str] = set()
     for layer in model.layers:
         if isinstance(layer, Convolution):
             needed.add("layer.convolution%dd" % len(layer.kernel))
@@ -124,8 +122,7 @@ def features_of_model(model):
     return needed
 
 
-def _features_of_pool(layer):
-    # type: (Pool) -> Set[str]
+def _features_of_pool(layer: Pool) -> Set[str]:
     needed = {"layer.pool%dd" % len(layer.kernel), "layer.pool." + layer.kind}
     padded = any(layer.pad_begin) or any(layer.pad_end)
     if padded:
@@ -139,8 +136,7 @@ def _features_of_pool(layer):
     return needed
 
 
-def features_of_training(training):
-    # type: (Training) -> Set[str]
+def features_of_training(training: Training) -> Set[str]:
     """Features that the settings of a training need."""
     rule = training.rule
     needed = {"optimizer." + rule.name}
@@ -157,8 +153,7 @@ def features_of_training(training):
     return needed
 
 
-def features_of_execution(execution):
-    # type: (Execution) -> Set[str]
+def features_of_execution(execution: Execution) -> Set[str]:
     """Features that the settings of an execution need."""
     needed = {"semantics." + execution.semantics, "device." + execution.device}
     if execution.precision:
@@ -179,10 +174,9 @@ def features_of_execution(execution):
     return needed
 
 
-def require(engine, features, needed):
-    # type: (str, Dict[str, Feature], Iterable[str]) -> None
+def require(engine: str, features: Dict[str, Feature], needed: Iterable[str]) -> None:
     """Raises ``UNSUPPORTED`` naming the engine and everything it lacks of ``needed``."""
-    lacking = []  # type: List[str]
+    lacking: List[str] = []
     for name in sorted(set(needed)):
         feature = features.get(name)
         if feature is None or feature.support == UNSUPPORTED:

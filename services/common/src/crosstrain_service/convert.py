@@ -25,16 +25,14 @@ MAX_SEED = 2 ** 31 - 1
 MAX_STEPS = 10 ** 9
 
 
-def check_name(value, field):
-    # type: (str, str) -> str
+def check_name(value: str, field: str) -> str:
     """A name or id that is safe in file names: 1 to 128 letters, digits, "-", "_", "."."""
     if not _NAME.match(value):
         raise invalid_field(field, "%r is not a name of 1 to 128 letters, digits, '-', '_', '.'" % value[:140])
     return value
 
 
-def check_digest(value, field, optional=False):
-    # type: (str, str, bool) -> str
+def check_digest(value: str, field: str, optional: bool = False) -> str:
     """A SHA-256 in lower-case hex."""
     if optional and not value:
         return value
@@ -43,8 +41,7 @@ def check_digest(value, field, optional=False):
     return value
 
 
-def model(message, field="model"):
-    # type: (model_pb2.Model, str) -> plain.Model
+def model(message: model_pb2.Model, field: str = "model") -> plain.Model:
     """The model, with all shapes checked."""
     check_name(message.name, field + ".name")
     shape = tuple(message.input_shape)
@@ -60,8 +57,7 @@ def model(message, field="model"):
     return plain.Model(message.name, shape, message.classes, layers).validate()
 
 
-def _layer(message, field):
-    # type: (model_pb2.Layer, str) -> plain.Layer
+def _layer(message: model_pb2.Layer, field: str) -> plain.Layer:
     if not _LAYER_NAME.match(message.name):
         raise invalid_field(field + ".name", "%r is not a letter followed by at most 63 letters, digits or '_'"
                             % message.name[:80])
@@ -71,15 +67,13 @@ def _layer(message, field):
     return _LAYERS[kind](message.name, getattr(message, kind), "%s.%s" % (field, kind))
 
 
-def _convolution(name, message, field):
-    # type: (str, Any, str) -> plain.Layer
+def _convolution(name: str, message: Any, field: str) -> plain.Layer:
     return plain.Convolution(
         name, _within(message.out_channels, 1, MAX_SIZE, field + ".out_channels"),
         bias=message.bias, **_geometry(message, field))
 
 
-def _pool(name, message, field):
-    # type: (str, Any, str) -> plain.Layer
+def _pool(name: str, message: Any, field: str) -> plain.Layer:
     kinds = {model_pb2.POOL_KIND_MAX: "max", model_pb2.POOL_KIND_AVERAGE: "average"}
     rounding = {model_pb2.ROUND_MODE_FLOOR: "floor", model_pb2.ROUND_MODE_CEIL: "ceil"}
     return plain.Pool(
@@ -88,8 +82,7 @@ def _pool(name, message, field):
         count_include_pad=message.count_include_pad, **_geometry(message, field))
 
 
-def _geometry(message, field):
-    # type: (Any, str) -> Dict[str, Tuple[int, ...]]
+def _geometry(message: Any, field: str) -> Dict[str, Tuple[int, ...]]:
     return {
         "kernel": _sizes(message.kernel, 1, field + ".kernel"),
         "stride": _sizes(message.stride, 1, field + ".stride"),
@@ -98,26 +91,22 @@ def _geometry(message, field):
     }
 
 
-def _dense(name, message, field):
-    # type: (str, Any, str) -> plain.Layer
+def _dense(name: str, message: Any, field: str) -> plain.Layer:
     return plain.Dense(name, _within(message.units, 1, MAX_SIZE, field + ".units"), message.bias)
 
 
-def _dropout(name, message, field):
-    # type: (str, Any, str) -> plain.Layer
+def _dropout(name: str, message: Any, field: str) -> plain.Layer:
     return plain.Dropout(name, _real(message.rate, field + ".rate", 0.0, below=1.0))
 
 
-def _batch_norm(name, message, field):
-    # type: (str, Any, str) -> plain.Layer
+def _batch_norm(name: str, message: Any, field: str) -> plain.Layer:
     return plain.BatchNorm(
         name,
         _optional(message, "epsilon", field, above=0.0),
         _optional(message, "momentum", field, low=0.0, below=1.0))
 
 
-def _local_response_norm(name, message, field):
-    # type: (str, Any, str) -> plain.Layer
+def _local_response_norm(name: str, message: Any, field: str) -> plain.Layer:
     size = _within(message.size, 1, MAX_SIZE, field + ".size")
     if size % 2 == 0:
         raise invalid_field(field + ".size", "%d is even; the window must be odd" % size)
@@ -126,12 +115,11 @@ def _local_response_norm(name, message, field):
         _real(message.beta, field + ".beta"), _real(message.k, field + ".k", above=0.0))
 
 
-def _pad(name, message, field):
-    # type: (str, Any, str) -> plain.Layer
+def _pad(name: str, message: Any, field: str) -> plain.Layer:
     return plain.Pad(name, _sizes(message.begin, 0, field + ".begin"), _sizes(message.end, 0, field + ".end"))
 
 
-_LAYERS = {
+_LAYERS: Dict[str, Callable[[str, Any, str], plain.Layer]] = {
     "convolution": _convolution,
     "pool": _pool,
     "dense": _dense,
@@ -141,11 +129,10 @@ _LAYERS = {
     "batch_norm": _batch_norm,
     "local_response_norm": _local_response_norm,
     "pad": _pad,
-}  # type: Dict[str, Callable[[str, Any, str], plain.Layer]]
+}
 
 
-def model_message(value):
-    # type: (plain.Model) -> model_pb2.Model
+def model_message(value: plain.Model) -> model_pb2.Model:
     """The message of a model."""
     message = model_pb2.Model(name=value.name, input_shape=value.input_shape, classes=value.classes)
     for layer in value.layers:
@@ -178,8 +165,7 @@ def model_message(value):
     return message
 
 
-def dataset(message, network, field):
-    # type: (data_pb2.Dataset, plain.Model, str) -> data_pb2.Dataset
+def dataset(message: data_pb2.Dataset, network: plain.Model, field: str) -> data_pb2.Dataset:
     """A data set reference that fits a model; returns it unchanged."""
     check_digest(message.pixels_digest, field + ".pixels_digest")
     check_digest(message.labels_digest, field + ".labels_digest")
@@ -195,8 +181,7 @@ def dataset(message, network, field):
     return message
 
 
-def execution(message, field="execution"):
-    # type: (training_pb2.Execution, str) -> Execution
+def execution(message: training_pb2.Execution, field: str = "execution") -> Execution:
     """Execution settings. An unspecified device is "cpu" (services with a GPU resolve it before)."""
     proto = training_pb2
     cores = available_cores()
@@ -231,8 +216,7 @@ def execution(message, field="execution"):
     )
 
 
-def training(message, learning_rates, native=False, field="training"):
-    # type: (training_pb2.Training, np.ndarray, bool, str) -> Training
+def training(message: training_pb2.Training, learning_rates: np.ndarray, native: bool = False, field: str = "training") -> Training:
     """Training settings; ``learning_rates`` is the array named by its digest (or an empty one)."""
     decay = None
     if message.HasField("weight_decay"):
@@ -276,22 +260,21 @@ def training(message, learning_rates, native=False, field="training"):
 
 
 #: Constants of each rule and their bounds: (at least, above, below).
-_CONSTANTS = {
+_CONSTANTS: Dict[str, Dict[str, Any]] = {
     "sgd": {"momentum": (0.0, None, 1.0), "nesterov": None},
     "rmsprop": {"rho": (0.0, None, 1.0), "epsilon": (None, 0.0, None)},
     "adagrad": {"epsilon": (None, 0.0, None), "initial_accumulator": (0.0, None, None)},
     "adam": {"beta1": (0.0, None, 1.0), "beta2": (0.0, None, 1.0), "epsilon": (None, 0.0, None)},
     "adadelta": {"rho": (0.0, None, 1.0), "epsilon": (None, 0.0, None)},
-}  # type: Dict[str, Dict[str, Any]]
+}
 
 
-def _rule(message, native, field):
-    # type: (training_pb2.Optimizer, bool, str) -> Rule
+def _rule(message: training_pb2.Optimizer, native: bool, field: str) -> Rule:
     name = message.WhichOneof("rule")
     if name is None:
         raise invalid_field(field, "no optimizer is set; known are %s" % ", ".join(sorted(_CONSTANTS)))
     item = getattr(message, name)
-    constants = {}  # type: Dict[str, Any]
+    constants: Dict[str, Any] = {}
     for constant, bounds in _CONSTANTS[name].items():
         path = "%s.%s.%s" % (field, name, constant)
         if not item.HasField(constant):
@@ -305,27 +288,23 @@ def _rule(message, native, field):
     return Rule(name, **constants)
 
 
-def _compiler(value, field):
-    # type: (str, str) -> str
+def _compiler(value: str, field: str) -> str:
     if value and not re.match(r"^[a-z0-9_.:-]{1,64}$", value):
         raise invalid_field(field, "%r is not a compiler name" % value[:80])
     return value
 
 
-def _sizes(values, low, field):
-    # type: (Any, int, str) -> Tuple[int, ...]
+def _sizes(values: Any, low: int, field: str) -> Tuple[int, ...]:
     return tuple(_within(value, low, MAX_SIZE, field) for value in values)
 
 
-def _within(value, low, high, field):
-    # type: (int, int, int, str) -> int
+def _within(value: int, low: int, high: int, field: str) -> int:
     if not low <= value <= high:
         raise invalid_field(field, "%d is not within %d to %d" % (value, low, high))
     return int(value)
 
 
-def _real(value, field, low=None, above=None, below=None):
-    # type: (float, str, Optional[float], Optional[float], Optional[float]) -> float
+def _real(value: float, field: str, low: Optional[float] = None, above: Optional[float] = None, below: Optional[float] = None) -> float:
     if not math.isfinite(value):
         raise invalid_field(field, "%r is not a finite number" % value)
     if low is not None and value < low:
@@ -337,15 +316,13 @@ def _real(value, field, low=None, above=None, below=None):
     return float(value)
 
 
-def _optional(message, name, field, low=None, above=None, below=None):
-    # type: (Any, str, str, Optional[float], Optional[float], Optional[float]) -> Optional[float]
+def _optional(message: Any, name: str, field: str, low: Optional[float] = None, above: Optional[float] = None, below: Optional[float] = None) -> Optional[float]:
     if not message.HasField(name):
         return None
     return _real(getattr(message, name), "%s.%s" % (field, name), low, above, below)
 
 
-def _choice(value, choices, field):
-    # type: (Any, Dict[Any, Any], str) -> Any
+def _choice(value: Any, choices: Dict[Any, Any], field: str) -> Any:
     if value not in choices:
         raise invalid_field(field, "%s is not set or not known" % value)
     return choices[value]

@@ -4,8 +4,7 @@ import os
 from typing import Tuple
 
 
-def available_cores():
-    # type: () -> Tuple[int, ...]
+def available_cores() -> Tuple[int, ...]:
     """Numbers of the cores this process may run on, ascending."""
     try:
         return tuple(sorted(os.sched_getaffinity(0)))

@@ -44,8 +44,7 @@ class Epoch(abc.ABC):
     steps = 0
 
     @abc.abstractmethod
-    def batches(self):
-        # type: () -> Iterator[Batch]
+    def batches(self) -> Iterator[Batch]:
         """The batches in order. May be pulled from another thread and one batch ahead of the step."""
 
 
@@ -64,13 +63,11 @@ class Loop(abc.ABC):
     """
 
     @abc.abstractmethod
-    def epochs(self):
-        # type: () -> Iterator[Epoch]
+    def epochs(self) -> Iterator[Epoch]:
         """The epochs to execute, in order; ends early when training is to stop."""
 
     @abc.abstractmethod
-    def step_done(self, loss, correct=None, sync_seconds=0.0, copy_seconds=0.0):
-        # type: (Any, Optional[Any], float, float) -> None
+    def step_done(self, loss: Any, correct: Optional[Any] = None, sync_seconds: float = 0.0, copy_seconds: float = 0.0) -> None:
         """Reports the next step in order: mean loss of its batch before the update, without penalties.
 
         ``loss`` is anything ``float()`` takes; in mode "speed" it may be converted later, so it must
@@ -81,8 +78,7 @@ class Loop(abc.ABC):
     step = 0
 
     @abc.abstractmethod
-    def learning_rate(self, step):
-        # type: (int) -> float
+    def learning_rate(self, step: int) -> float:
         """The learning rate of a step."""
 
 
@@ -125,18 +121,15 @@ class Engine(abc.ABC):
 
     @classmethod
     @abc.abstractmethod
-    def info(cls):
-        # type: () -> EngineInfo
+    def info(cls) -> EngineInfo:
         """Version and capabilities of this engine in this environment."""
 
     @abc.abstractmethod
-    def __init__(self, model, training, execution):
-        # type: (Model, Training, Execution) -> None
+    def __init__(self, model: Model, training: Training, execution: Execution) -> None:
         """Builds the network, the update rule and the compiled step, with any parameters."""
 
     @abc.abstractmethod
-    def train(self, loop):
-        # type: (Loop) -> None
+    def train(self, loop: Loop) -> None:
         """Trains through the framework's real training path until the loop ends.
 
         May be called again with another loop (even of a single step); parameters and
@@ -144,45 +137,37 @@ class Engine(abc.ABC):
         """
 
     @abc.abstractmethod
-    def predict(self, x):
-        # type: (np.ndarray) -> np.ndarray
+    def predict(self, x: np.ndarray) -> np.ndarray:
         """Logits (B, K) in evaluation mode (no dropout, batch norm by statistics) for x like ``Batch.x``."""
 
     @abc.abstractmethod
-    def intermediates(self, batch):
-        # type: (Batch) -> Intermediates
+    def intermediates(self, batch: Batch) -> Intermediates:
         """Values inside the training step on ``batch``; changes nothing (no update, no statistics).
 
         From the same model object by the framework's own differentiation.
         """
 
     @abc.abstractmethod
-    def parameters(self):
-        # type: () -> Arrays
+    def parameters(self) -> Arrays:
         """Copies of all trained parameters, canonical names and layout, run's dtype."""
 
     @abc.abstractmethod
-    def load_parameters(self, parameters):
-        # type: (Mapping[str, np.ndarray]) -> None
+    def load_parameters(self, parameters: Mapping[str, np.ndarray]) -> None:
         """Sets all trained parameters from canonical form; names and shapes were checked."""
 
     @abc.abstractmethod
-    def optimizer_state(self):
-        # type: () -> Arrays
+    def optimizer_state(self) -> Arrays:
         """Copies of the update rule's state in canonical form (see ``training.Rule``); zeros before the first step."""
 
     @abc.abstractmethod
-    def state(self):
-        # type: () -> Arrays
+    def state(self) -> Arrays:
         """Everything needed to go on bit-exactly, in any layout and names of the engine's own (checkpoint)."""
 
     @abc.abstractmethod
-    def load_state(self, state):
-        # type: (Mapping[str, np.ndarray]) -> None
+    def load_state(self, state: Mapping[str, np.ndarray]) -> None:
         """Restores what :meth:`state` gave."""
 
-    def batch_statistics(self, x):
-        # type: (np.ndarray) -> Dict[str, Tuple[np.ndarray, np.ndarray]]
+    def batch_statistics(self, x: np.ndarray) -> Dict[str, Tuple[np.ndarray, np.ndarray]]:
         """Mean and biased variance, each (C,), that each batch norm layer sees for the batch ``x``.
 
         All batch norm layers normalise with the batch's own statistics, dropout is off, nothing
@@ -191,29 +176,23 @@ class Engine(abc.ABC):
         """
         raise NotImplementedError("engine %s declares no batch normalisation" % self.name)
 
-    def statistics(self):
-        # type: () -> Arrays
+    def statistics(self) -> Arrays:
         """The evaluation statistics in use: "<layer>.running_mean", "<layer>.running_var" (a variance, without epsilon)."""
         return {}
 
-    def load_statistics(self, statistics):
-        # type: (Mapping[str, np.ndarray]) -> None
+    def load_statistics(self, statistics: Mapping[str, np.ndarray]) -> None:
         """Sets the evaluation statistics."""
 
-    def fingerprint(self):
-        # type: () -> Dict[str, str]
+    def fingerprint(self) -> Dict[str, str]:
         """Facts about the maths in use, as configured: threads, determinism, TF32, compiler, BLAS, ..."""
         return {}
 
-    def synchronize(self):
-        # type: () -> None
+    def synchronize(self) -> None:
         """Waits until the device has finished all work; nothing to do on a CPU."""
 
-    def allocator_peak_bytes(self):
-        # type: () -> Optional[int]
+    def allocator_peak_bytes(self) -> Optional[int]:
         """Peak memory by the framework's own device allocator, or None."""
         return None
 
-    def close(self):
-        # type: () -> None
+    def close(self) -> None:
         """Frees what the engine holds; called once at the end."""

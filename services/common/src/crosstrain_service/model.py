@@ -117,29 +117,26 @@ class Model:
     classes: int
     layers: Tuple[Layer, ...]
 
-    def output_shapes(self):
-        # type: () -> Dict[str, Shape]
+    def output_shapes(self) -> Dict[str, Shape]:
         """Shape of every layer's output without the batch, in order of execution.
 
         Raises :class:`CrosstrainError` (``INVALID_MODEL``) naming the layer that does not fit.
         """
-        shapes = OrderedDict()  # type: Dict[str, Shape]
+        shapes: Dict[str, Shape] = OrderedDict()
         shape = self.input_shape
         for layer in self.layers:
             shape = output_shape(layer, shape)
             shapes[layer.name] = shape
         return shapes
 
-    def input_shapes(self):
-        # type: () -> Dict[str, Shape]
+    def input_shapes(self) -> Dict[str, Shape]:
         """Shape of every layer's input without the batch, in order of execution."""
         outputs = list(self.output_shapes().values())
         return OrderedDict(zip([layer.name for layer in self.layers], [self.input_shape] + outputs[:-1]))
 
-    def parameter_shapes(self):
-        # type: () -> Dict[str, Shape]
+    def parameter_shapes(self) -> Dict[str, Shape]:
         """Canonical shape of every trained parameter by name, in order of execution."""
-        shapes = OrderedDict()  # type: Dict[str, Shape]
+        shapes: Dict[str, Shape] = OrderedDict()
         inputs = self.input_shapes()
         for layer in self.layers:
             entry = inputs[layer.name]
@@ -156,23 +153,20 @@ class Model:
                 shapes[layer.name + ".beta"] = (entry[0],)
         return shapes
 
-    def statistics_shapes(self):
-        # type: () -> Dict[str, Shape]
+    def statistics_shapes(self) -> Dict[str, Shape]:
         """Shape of the evaluation statistics of every batch norm layer: running_mean, running_var."""
-        shapes = OrderedDict()  # type: Dict[str, Shape]
+        shapes: Dict[str, Shape] = OrderedDict()
         inputs = self.input_shapes()
         for layer in self.layers_of(BatchNorm):
             for part in ("running_mean", "running_var"):
                 shapes["%s.%s" % (layer.name, part)] = (inputs[layer.name][0],)
         return shapes
 
-    def layers_of(self, kind):
-        # type: (type) -> List[Layer]
+    def layers_of(self, kind: type) -> List[Layer]:
         """The layers of one class, in order."""
         return [layer for layer in self.layers if isinstance(layer, kind)]
 
-    def validate(self):
-        # type: () -> Model
+    def validate(self) -> "Model":
         """Raises :class:`CrosstrainError` (``INVALID_MODEL``) unless all layers fit; returns self."""
         if not self.layers:
             raise _error("the model has no layers", "model.layers")
@@ -190,8 +184,7 @@ class Model:
         return self
 
 
-def windows(size, kernel, stride, pad_begin, pad_end, round_mode="floor"):
-    # type: (int, int, int, int, int, str) -> int
+def windows(size: int, kernel: int, stride: int, pad_begin: int, pad_end: int, round_mode: str = "floor") -> int:
     """Number of windows along one dimension; below 1 if not even one fits.
 
     With "ceil" a last partial window counts only if it starts inside the input or its
@@ -208,8 +201,7 @@ def windows(size, kernel, stride, pad_begin, pad_end, round_mode="floor"):
     return count
 
 
-def output_shape(layer, shape):
-    # type: (Layer, Shape) -> Shape
+def output_shape(layer: Layer, shape: Shape) -> Shape:
     """Shape after one layer; raises ``INVALID_MODEL`` if the layer cannot take ``shape``."""
     name = layer.name
     if isinstance(layer, (Convolution, Pool, Pad)):
@@ -237,7 +229,7 @@ def output_shape(layer, shape):
                     raise _error("layer %r: padding %d must be smaller than the kernel %d, or a window "
                                  "would hold nothing but padding" % (name, max(begin, end), kernel), name)
         channels = layer.out_channels if isinstance(layer, Convolution) else shape[0]
-        result = (channels,) + spatial  # type: Shape
+        result: Shape = (channels,) + spatial
     elif isinstance(layer, Pad):
         if not len(layer.begin) == len(layer.end) == len(shape) - 1:
             raise _error("layer %r: begin and end need %d values each" % (name, len(shape) - 1), name)
@@ -266,20 +258,17 @@ def output_shape(layer, shape):
     return result
 
 
-def _product(shape):
-    # type: (Shape) -> int
+def _product(shape: Shape) -> int:
     total = 1
     for size in shape:
         total *= size
     return total
 
 
-def _text(shape):
-    # type: (Shape) -> str
+def _text(shape: Shape) -> str:
     return "(" + ", ".join(map(str, shape)) + ")"
 
 
-def _error(message, where):
-    # type: (str, str) -> CrosstrainError
+def _error(message: str, where: str) -> CrosstrainError:
     field = where if where.startswith("model") else "model.layers[%s]" % where
     return CrosstrainError("INVALID_MODEL", message, field)

@@ -8,50 +8,43 @@ from .engine import Arrays, Batch, Engine, Epoch, Loop
 
 
 class _OneBatch(Epoch):
-    def __init__(self, batch):
-        # type: (Batch) -> None
+    def __init__(self, batch: Batch) -> None:
         self._batch = batch
         self.steps = 1
 
-    def batches(self):
-        # type: () -> Iterator[Batch]
+    def batches(self) -> Iterator[Batch]:
         yield self._batch
 
 
 class SingleStep(Loop):
     """A loop of exactly one step, so that a probe goes through the real training path."""
 
-    def __init__(self, batch):
-        # type: (Batch) -> None
+    def __init__(self, batch: Batch) -> None:
         self.batch = batch
         self.step = batch.step
-        self.loss = None  # type: Optional[float]
+        self.loss: Optional[float] = None
 
-    def epochs(self):
-        # type: () -> Iterator[Epoch]
+    def epochs(self) -> Iterator[Epoch]:
         yield _OneBatch(self.batch)
 
-    def step_done(self, loss, correct=None, sync_seconds=0.0, copy_seconds=0.0):
-        # type: (Any, Optional[Any], float, float) -> None
+    def step_done(self, loss: Any, correct: Optional[Any] = None, sync_seconds: float = 0.0, copy_seconds: float = 0.0) -> None:
         if self.loss is not None:
             raise RuntimeError("the engine reported more than one step")
         self.loss = float(loss)
         self.step += 1
 
-    def learning_rate(self, step):
-        # type: (int) -> float
+    def learning_rate(self, step: int) -> float:
         return self.batch.learning_rate
 
 
-def record_steps(engine, batches, wanted):
-    # type: (Engine, Iterable[Batch], Collection[int]) -> Iterator[Tuple[int, Dict[str, np.ndarray]]]
+def record_steps(engine: Engine, batches: Iterable[Batch], wanted: Collection[int]) -> Iterator[Tuple[int, Dict[str, np.ndarray]]]:
     """Trains on ``batches`` one after the other and yields (step, tensors) for the ``wanted`` steps.
 
     Tensor names are those of ``ProbeRecorded.digest``; "loss" is the loss that the training step
     reported, "probe_loss" the loss seen by the recording pass before it.
     """
     for batch in batches:
-        record = {}  # type: Arrays
+        record: Arrays = {}
         if batch.step in wanted:
             record = _before(engine, batch)
         loop = SingleStep(batch)
@@ -65,8 +58,7 @@ def record_steps(engine, batches, wanted):
             yield batch.step, record
 
 
-def _before(engine, batch):
-    # type: (Engine, Batch) -> Arrays
+def _before(engine: Engine, batch: Batch) -> Arrays:
     record = {
         "input": batch.x,
         "labels": batch.labels,
@@ -83,6 +75,5 @@ def _before(engine, batch):
     return record
 
 
-def _named(prefix, arrays):
-    # type: (str, Arrays) -> Arrays
+def _named(prefix: str, arrays: Arrays) -> Arrays:
     return {"%s/%s" % (prefix, name): np.array(value) for name, value in arrays.items()}

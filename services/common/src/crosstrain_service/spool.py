@@ -21,8 +21,7 @@ _READ = 4 << 20
 class SpoolWriter:
     """Appends records; safe to call from several threads. Use one writer per file."""
 
-    def __init__(self, path):
-        # type: (str) -> None
+    def __init__(self, path: str) -> None:
         self._lock = threading.Lock()
         reader = SpoolReader(path)
         last = 0
@@ -37,13 +36,11 @@ class SpoolWriter:
         self._size = reader.offset
 
     @property
-    def last_sequence(self):
-        # type: () -> int
+    def last_sequence(self) -> int:
         """Sequence number of the newest record, 0 before the first."""
         return self._sequence
 
-    def append(self, make_payload):
-        # type: (object) -> int
+    def append(self, make_payload: object) -> int:
         """Appends one record and returns its sequence number.
 
         ``make_payload(sequence)`` gives its bytes. Raises ``OSError`` if the disk is full; the file
@@ -67,13 +64,11 @@ class SpoolWriter:
             self._sequence = sequence
             return sequence
 
-    def sync(self):
-        # type: () -> None
+    def sync(self) -> None:
         """Forces what was appended to the disk."""
         os.fsync(self._file)
 
-    def close(self):
-        # type: () -> None
+    def close(self) -> None:
         """Closes the file."""
         os.close(self._file)
 
@@ -81,19 +76,17 @@ class SpoolWriter:
 class SpoolReader:
     """Reads records in order while the file grows."""
 
-    def __init__(self, path):
-        # type: (str) -> None
+    def __init__(self, path: str) -> None:
         self._path = path
         #: End of the last whole record read or skipped, bytes.
         self.offset = 0
         self._sequence = 0
 
-    def read(self, after=0, limit=_READ):
-        # type: (int, int) -> List[Tuple[int, bytes]]
+    def read(self, after: int = 0, limit: int = _READ) -> List[Tuple[int, bytes]]:
         """Next records (sequence, payload) with a sequence number above ``after``, at most about
         ``limit`` bytes; an empty list if there is none yet. A record that is incomplete or whose
         checksum is wrong ends the readable part."""
-        records = []  # type: List[Tuple[int, bytes]]
+        records: List[Tuple[int, bytes]] = []
         try:
             with open(self._path, "rb") as file:
                 while not records:
@@ -107,8 +100,7 @@ class SpoolReader:
             pass
         return records
 
-    def _parse(self, data, after, limit, records):
-        # type: (bytes, int, int, List[Tuple[int, bytes]]) -> None
+    def _parse(self, data: bytes, after: int, limit: int, records: List[Tuple[int, bytes]]) -> None:
         position = 0
         taken = 0
         while position + _HEADER.size <= len(data) and taken < limit:

@@ -10,24 +10,16 @@ import numpy as np
 from .model import Dropout, Model
 
 
-def epoch_orders(samples, seed):
-    # type: (int, int) -> EpochOrders
-    """The order of ``samples`` rows in every epoch."""
-    return EpochOrders(samples, seed)
-
-
 class EpochOrders:
     """Permutations of an epoch: successive ``RandomState(seed).permutation(samples)``."""
 
-    def __init__(self, samples, seed):
-        # type: (int, int) -> None
+    def __init__(self, samples: int, seed: int) -> None:
         self._samples = samples
         self._seed = seed
         self._random = np.random.RandomState(seed)
         self._next = 0
 
-    def order(self, epoch):
-        # type: (int) -> np.ndarray
+    def order(self, epoch: int) -> np.ndarray:
         """Row numbers (samples,) int64 of epoch ``epoch``, from 0; cheapest in ascending order."""
         if epoch < self._next:
             self._random = np.random.RandomState(self._seed)
@@ -39,8 +31,7 @@ class EpochOrders:
                 return permutation
 
 
-def validation_split(samples, share, seed):
-    # type: (int, float, int) -> Tuple[np.ndarray, np.ndarray]
+def validation_split(samples: int, share: float, seed: int) -> Tuple[np.ndarray, np.ndarray]:
     """Row numbers (sorted) to train on and to hold out: the first ``round(samples * share)`` rows,
     but at least one, of ``RandomState(seed + 2).permutation(samples)`` are held out."""
     order = np.random.RandomState(seed + 2).permutation(samples)
@@ -48,8 +39,7 @@ def validation_split(samples, share, seed):
     return np.sort(order[held_out:]), np.sort(order[:held_out])
 
 
-def dropout_masks(model, samples, step, seed, dtype=np.float32):
-    # type: (Model, int, int, int, type) -> Dict[str, np.ndarray]
+def dropout_masks(model: Model, samples: int, step: int, seed: int, dtype: type = np.float32) -> Dict[str, np.ndarray]:
     """Scaled masks (samples, *input shape) of every dropout layer at a step.
 
     Layer number i (among the dropout layers) draws ``RandomState([seed, step, i]).random_sample``
@@ -65,14 +55,12 @@ def dropout_masks(model, samples, step, seed, dtype=np.float32):
     return masks
 
 
-def steps_per_epoch(samples, batch_size, drop_last=False):
-    # type: (int, int, bool) -> int
+def steps_per_epoch(samples: int, batch_size: int, drop_last: bool = False) -> int:
     """Number of batches in one epoch."""
     return samples // batch_size if drop_last else -(-samples // batch_size)
 
 
-def batch_rows(order, batch_size, drop_last=False):
-    # type: (np.ndarray, int, bool) -> List[np.ndarray]
+def batch_rows(order: np.ndarray, batch_size: int, drop_last: bool = False) -> List[np.ndarray]:
     """The rows of every batch of an epoch; the last one may be smaller."""
     count = steps_per_epoch(len(order), batch_size, drop_last)
     return [order[index * batch_size:(index + 1) * batch_size] for index in range(count)]

@@ -10,44 +10,37 @@ from .streams import dropout_masks
 
 
 class _ListEpoch(Epoch):
-    def __init__(self, index, batches):
-        # type: (int, Sequence[Batch]) -> None
+    def __init__(self, index: int, batches: Sequence[Batch]) -> None:
         self.index = index
         self.steps = len(batches)
         self._batches = batches
 
-    def batches(self):
-        # type: () -> Iterator[Batch]
+    def batches(self) -> Iterator[Batch]:
         return iter(self._batches)
 
 
 class ListLoop(Loop):
     """A loop over given batches, ``per_epoch`` to an epoch; collects losses in ``losses``."""
 
-    def __init__(self, batches, per_epoch=None):
-        # type: (Sequence[Batch], Optional[int]) -> None
+    def __init__(self, batches: Sequence[Batch], per_epoch: Optional[int] = None) -> None:
         self._batches = list(batches)
         self._per_epoch = per_epoch or max(1, len(self._batches))
         self.step = self._batches[0].step if self._batches else 0
-        self.losses = []  # type: List[float]
+        self.losses: List[float] = []
 
-    def epochs(self):
-        # type: () -> Iterator[Epoch]
+    def epochs(self) -> Iterator[Epoch]:
         for index, start in enumerate(range(0, len(self._batches), self._per_epoch)):
             yield _ListEpoch(index, self._batches[start:start + self._per_epoch])
 
-    def step_done(self, loss, correct=None, sync_seconds=0.0, copy_seconds=0.0):
-        # type: (Any, Optional[Any], float, float) -> None
+    def step_done(self, loss: Any, correct: Optional[Any] = None, sync_seconds: float = 0.0, copy_seconds: float = 0.0) -> None:
         self.losses.append(float(loss))
         self.step += 1
 
-    def learning_rate(self, step):
-        # type: (int) -> float
+    def learning_rate(self, step: int) -> float:
         return next(batch.learning_rate for batch in self._batches if batch.step == step)
 
 
-def make_batches(model, count, batch_size, learning_rate=0.05, seed=0, sparse=True):
-    # type: (Model, int, int, float, int, bool) -> List[Batch]
+def make_batches(model: Model, count: int, batch_size: int, learning_rate: float = 0.05, seed: int = 0, sparse: bool = True) -> List[Batch]:
     """Random batches for ``model``; ``sparse`` leaves a blank border and half the pixels exactly 0."""
     random = np.random.RandomState(seed)
     batches = []
@@ -62,10 +55,9 @@ def make_batches(model, count, batch_size, learning_rate=0.05, seed=0, sparse=Tr
     return batches
 
 
-def cnn2(input_shape=(1, 28, 28), classes=10, channels=(32, 64), units=128, dropout=0.0):
-    # type: (tuple, int, tuple, int, float) -> Model
+def cnn2(input_shape: tuple = (1, 28, 28), classes: int = 10, channels: tuple = (32, 64), units: int = 128, dropout: float = 0.0) -> Model:
     """The built-in network cnn2, or a smaller one of the same form."""
-    layers = []  # type: list
+    layers: list = []
     for number, width in enumerate(channels, 1):
         layers += [
             Convolution("conv%d" % number, width, (3, 3), (1, 1), (1, 1), (1, 1)),

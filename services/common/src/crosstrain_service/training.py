@@ -47,8 +47,7 @@ class WeightDecay:
     decoupled: bool = False
     include_biases: bool = False
 
-    def applies_to(self, parameter):
-        # type: (str) -> bool
+    def applies_to(self, parameter: str) -> bool:
         """Whether the parameter of that canonical name is decayed."""
         return self.rate > 0 and (self.include_biases or parameter.endswith(".weight"))
 
@@ -104,7 +103,6 @@ class Execution:
     checkpoint_every_steps: int = 0
 
     @property
-    def native(self):
-        # type: () -> bool
+    def native(self) -> bool:
         """Whether the framework keeps its own conventions."""
         return self.semantics == "native"

@@ -20,8 +20,7 @@ MAX_HEADER = 8 << 20
 _DTYPES = {"float32", "float64", "int64", "int32", "uint8"}
 
 
-def initial_parameters(model, seed):
-    # type: (Model, int) -> Dict[str, np.ndarray]
+def initial_parameters(model: Model, seed: int) -> Dict[str, np.ndarray]:
     """The float32 tensors every engine starts from, in canonical layout.
 
     One NumPy ``RandomState(seed + 1)`` (a frozen generator) draws all weights in order of execution:
@@ -31,7 +30,7 @@ def initial_parameters(model, seed):
     """
     random = np.random.RandomState(seed + 1)
     inputs = model.input_shapes()
-    parameters = OrderedDict()  # type: Dict[str, np.ndarray]
+    parameters: Dict[str, np.ndarray] = OrderedDict()
     for name, shape in model.parameter_shapes().items():
         layer_name, part = name.rsplit(".", 1)
         layer = next(item for item in model.layers if item.name == layer_name)
@@ -48,8 +47,7 @@ def initial_parameters(model, seed):
     return parameters
 
 
-def to_bytes(arrays, metadata=None):
-    # type: (Mapping[str, np.ndarray], Mapping[str, str]) -> bytes
+def to_bytes(arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str] = None) -> bytes:
     """A safetensors file holding ``arrays`` (C order, little-endian) and string ``metadata``."""
     ordered = {name: np.ascontiguousarray(value).reshape(np.shape(value)) for name, value in arrays.items()}
     info = {"format": FORMAT}
@@ -57,8 +55,7 @@ def to_bytes(arrays, metadata=None):
     return _save(ordered, metadata=info)
 
 
-def from_bytes(data):
-    # type: (bytes) -> Tuple[Dict[str, np.ndarray], Dict[str, str]]
+def from_bytes(data: bytes) -> Tuple[Dict[str, np.ndarray], Dict[str, str]]:
     """Arrays and metadata of a safetensors file.
 
     Raises ``INVALID_WEIGHTS`` if the bytes are truncated or no safetensors file.
@@ -80,8 +77,7 @@ def from_bytes(data):
     return arrays, {str(key): str(value) for key, value in metadata.items()}
 
 
-def check(arrays, shapes, optional=()):
-    # type: (Mapping[str, np.ndarray], Mapping[str, Tuple[int, ...]], Iterable[str]) -> Dict[str, np.ndarray]
+def check(arrays: Mapping[str, np.ndarray], shapes: Mapping[str, Tuple[int, ...]], optional: Iterable[str] = ()) -> Dict[str, np.ndarray]:
     """The arrays named in ``shapes``, in its order, as float32 or float64.
 
     Raises ``INVALID_WEIGHTS`` naming the tensor that is missing (unless in ``optional``), left
@@ -91,7 +87,7 @@ def check(arrays, shapes, optional=()):
     unknown = sorted(set(arrays) - set(shapes))
     if unknown:
         raise CrosstrainError("INVALID_WEIGHTS", "the model has no parameter %r" % unknown[0], unknown[0])
-    result = OrderedDict()  # type: Dict[str, np.ndarray]
+    result: Dict[str, np.ndarray] = OrderedDict()
     for name, shape in shapes.items():
         if name not in arrays:
             if name in optional:
@@ -110,8 +106,7 @@ def check(arrays, shapes, optional=()):
     return result
 
 
-def check_weights(arrays, model):
-    # type: (Mapping[str, np.ndarray], Model) -> Tuple[Dict[str, np.ndarray], Dict[str, np.ndarray]]
+def check_weights(arrays: Mapping[str, np.ndarray], model: Model) -> Tuple[Dict[str, np.ndarray], Dict[str, np.ndarray]]:
     """Parameters and batch norm statistics (perhaps empty) of a weights file for ``model``.
 
     Raises ``INVALID_WEIGHTS`` as :func:`check` does.
