@@ -28,7 +28,7 @@ BASELINE = PROTOS / "baseline.binpb"
 
 sys.path.insert(0, str(ROOT / "coordinator" / "src"))
 
-from crosstrain.launch.environments import Environment, Layer, Recipe, Unavailable, build_environment  # noqa: E402
+from crosstrain.launch.environments import Environment, Layer, Recipe, Unavailable, build_environment
 
 PROTOC = Recipe("protos-protoc", ("3.10", "3.7"), Layer("protoc", PROTOS / "locks" / "protoc.txt"))
 TOOLS = Recipe("protos-tools", ("3.11", "3.12", "3.13"), Layer("tools", PROTOS / "locks" / "tools.txt"))
@@ -75,7 +75,9 @@ def generate(target: Path, protos: Path = PROTOS) -> list[Path]:
         ]
         _run(command, protos)
         with_service = {
-            path.stem for path in Path(scratch, "crosstrain", "v1").glob("*_pb2_grpc.py") if "Servicer" in path.read_text()
+            path.stem
+            for path in Path(scratch, "crosstrain", "v1").glob("*_pb2_grpc.py")
+            if "Servicer" in path.read_text()
         }
         written = []
         target.mkdir(parents=True, exist_ok=True)
@@ -108,7 +110,9 @@ def differences(package: Path = PACKAGE, protos: Path = PROTOS) -> Iterator[str]
     for name in sorted(set(fresh) | set(committed)):
         old, new = committed.get(name, ""), fresh.get(name, "")
         if old != new:
-            diff = difflib.unified_diff(old.splitlines(), new.splitlines(), f"committed/{name}", f"generated/{name}", lineterm="")
+            diff = difflib.unified_diff(
+                old.splitlines(), new.splitlines(), f"committed/{name}", f"generated/{name}", lineterm=""
+            )
             yield "\n".join(diff) or f"{name}: only on one side, or another line ending"
 
 
@@ -132,9 +136,13 @@ def breaking(protos: Path = PROTOS, baseline: Path = BASELINE) -> None:
 
 
 def _run(command: Sequence[str], folder: Path) -> str:
-    done = subprocess.run(command, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+    )
     if done.returncode != 0:
-        raise ToolError((done.stdout + done.stderr).strip() or f"{command[0]} ended with code {done.returncode}")
+        raise ToolError(
+            (done.stdout + done.stderr).strip() or f"{command[0]} ended with code {done.returncode}"
+        )
     return done.stdout
 
 
