@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from crosstrain_reference import Convolution, Dense, Flatten, Network, Optimizer, Pool, Relu
+from crosstrain_reference import Convolution, Dense, Flatten, Network, Optimizer, Pool, Relu, decision_flips
 
 LOSSES = [
     2.298471045841, 2.282676527561, 2.259146261557, 2.227036756546, 2.220651500448,
@@ -74,8 +74,36 @@ def test_float64_losses(digits):
     assert difference.max() < 1e-10, difference
 
 
-def test_float32_losses_stay_within_rounding(digits):
-    losses = train(digits, np.float32, 15)
-    difference = np.abs(np.array(losses) - LOSSES)
-    assert difference[:3].max() < 5e-7, difference
-    assert difference.max() < 1e-5, difference
+def test_float32_losses(digits):
+    """The first steps are within rounding; later ones only until two runs decide differently somewhere."""
+    difference = np.abs(np.array(train(digits, np.float32, 4)) - LOSSES[:4])
+    assert difference.max() < 5e-7, difference
+
+
+def test_float32_takes_the_same_decisions(digits):
+    """Thousands of pooling windows hold equal values: none of these ties may break by rounding."""
+    images, labels = digits
+    rows = np.random.RandomState(0).permutation(5000)[64:128]
+    network, results, decisions = cnn2(), [], []
+    params = initial_parameters(np.float32)
+    # Biases that are not 0 keep the blank borders alive.
+    rng = np.random.RandomState(4)
+    params.update(
+        {n: rng.rand(*v.shape).astype(np.float32) for n, v in params.items() if n.endswith(".bias")}
+    )
+    for dtype in (np.float32, np.float64):
+        x = images[rows].astype(dtype)
+        own = {name: value.astype(dtype) for name, value in params.items()}
+        results.append(network.loss_and_gradients(x, labels[rows], own))
+        decisions.append(network.decisions(x, results[-1].forward.outputs))
+    assert tied_windows(results[1].forward.outputs["relu2"]) > 20000
+    flips = {name: len(found) for name, found in decision_flips(*decisions).items()}
+    assert flips == {"relu1": 0, "pool1": 0, "relu2": 0, "pool2": 0, "relu3": 0}
+    for name, gradient in results[1].gradients.items():
+        assert np.abs(results[0].gradients[name] - gradient).max() <= 1e-6 * np.abs(gradient).max(), name
+
+
+def tied_windows(x):
+    n, c, h, w = x.shape
+    windows = np.sort(x.reshape(n, c, h // 2, 2, w // 2, 2).transpose(0, 1, 2, 4, 3, 5).reshape(-1, 4))
+    return np.count_nonzero((windows[:, 3] == windows[:, 2]) & (windows[:, 3] > 0))

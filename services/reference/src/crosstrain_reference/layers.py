@@ -119,11 +119,11 @@ class Pool(Layer):
     pad_begin: Shape
     pad_end: Shape
     round_mode: str = "floor"
-    count_include_pad: bool = True
+    count_include_pad: bool = False
 
     def __post_init__(self) -> None:
         if self.kind not in ("max", "average"):
-            raise ValueError("layer %s: pool kind is %r, expected 'max' or 'average'" % (self.name, self.kind))
+            raise ValueError(f"layer {self.name}: pool kind is {self.kind!r}, expected 'max' or 'average'")
 
     def _window(self) -> Tuple[Shape, Shape, Shape, Shape, str]:
         return self.kernel, self.stride, self.pad_begin, self.pad_end, self.round_mode
@@ -155,7 +155,7 @@ class Dense(Layer):
 
     def output_shape(self, shape: Shape) -> Shape:
         if len(shape) != 1:
-            raise ValueError("layer %s: input has shape %s, flatten it first" % (self.name, shape))
+            raise ValueError(f"layer {self.name}: input has shape {shape}, flatten it first")
         return (self.units,)
 
     def parameter_shapes(self, shape: Shape) -> Dict[str, Shape]:
@@ -206,13 +206,13 @@ class Dropout(Layer):
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.rate < 1.0:
-            raise ValueError("layer %s: rate is %r, expected 0 <= rate < 1" % (self.name, self.rate))
+            raise ValueError(f"layer {self.name}: rate is {self.rate!r}, expected 0 <= rate < 1")
 
     def forward(self, x, params, train=True, mask=None, statistics=None):
         if not train or (mask is None and self.rate == 0.0):
             return x.copy(), Trace(x, train)
         if mask is None:
-            raise ValueError("layer %s: training with dropout needs a mask" % self.name)
+            raise ValueError(f"layer {self.name}: training with dropout needs a mask")
         return ops.dropout(x, mask), Trace(x, train, mask=mask)
 
     def backward(self, dy, trace, params):
@@ -233,7 +233,7 @@ class BatchNorm(Layer):
         if train:
             statistics = ops.batch_statistics(x)
         elif statistics is None:
-            raise ValueError("layer %s: evaluating batch norm needs a mean and a variance" % self.name)
+            raise ValueError(f"layer {self.name}: evaluating batch norm needs a mean and a variance")
         gamma, beta = params[self.name + ".gamma"], params[self.name + ".beta"]
         mean, var = statistics
         y = ops.batch_norm(x, gamma, beta, mean, var, self.eps)

@@ -48,14 +48,12 @@ def _check(logits: np.ndarray, labels: np.ndarray) -> None:
     same_dtype("cross_entropy", logits=logits)
     if logits.ndim != 2 or 0 in logits.shape or labels.shape != logits.shape[:1]:
         raise ValueError(
-            "cross_entropy: logits have shape %s and labels %s, expected (N, K) and (N,)"
-            % (logits.shape, labels.shape)
+            f"cross_entropy: logits have shape {logits.shape} and labels {labels.shape}, expected (N, K) and (N,)"
         )
     if labels.dtype.kind not in "iu":
-        raise ValueError("cross_entropy: labels have type %s, expected integers" % labels.dtype)
+        raise ValueError(f"cross_entropy: labels have type {labels.dtype}, expected integers")
     wrong = np.flatnonzero((labels < 0) | (labels >= logits.shape[1]))
     if wrong.size:
         raise ValueError(
-            "cross_entropy: row %d has label %d, expected 0..%d"
-            % (wrong[0], labels[wrong[0]], logits.shape[1] - 1)
+            f"cross_entropy: row {wrong[0]} has label {labels[wrong[0]]}, expected 0..{logits.shape[1] - 1}"
         )

@@ -52,7 +52,7 @@ class Network:
             raise ValueError("network: no layers")
         repeated = sorted({name for name in names if names.count(name) > 1})
         if repeated:
-            raise ValueError("network: layer names used more than once: %s" % ", ".join(repeated))
+            raise ValueError(f"network: layer names used more than once: {repeated}")
 
     def layer(self, name: str) -> Layer:
         """Return the layer of that name; KeyError if there is none."""

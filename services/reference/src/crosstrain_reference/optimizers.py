@@ -6,7 +6,7 @@ before epsilon is added (Kingma and Ba 2015, algorithm 1).
 """
 
 import math
-from typing import Any, Callable, Collection, Dict, Mapping, Tuple
+from typing import Any, Callable, Collection, Dict, Mapping, Optional, Tuple
 
 import numpy as np
 
@@ -59,8 +59,8 @@ class Optimizer:
         weight_decay: float = 0.0,
         decoupled: bool = False,
         decayed: Collection[str] = (),
-        clip_norm: "float | None" = None,
-        **hyperparameters: Any
+        clip_norm: Optional[float] = None,
+        **hyperparameters: Any,
     ) -> None:
         """Choose a rule, its constants, and how gradients are prepared.
 
@@ -71,15 +71,15 @@ class Optimizer:
         Raises ValueError for an unknown rule and for a missing, unknown or impossible constant.
         """
         if rule not in _HYPERPARAMETERS:
-            raise ValueError("optimizer: unknown rule %r, expected one of %s" % (rule, sorted(_HYPERPARAMETERS)))
+            raise ValueError(f"optimizer: unknown rule {rule!r}, expected one of {sorted(_HYPERPARAMETERS)}")
         values = dict(_HYPERPARAMETERS[rule])
         unknown = sorted(set(hyperparameters) - set(values))
         if unknown:
-            raise ValueError("optimizer %s: unknown constants %s" % (rule, ", ".join(unknown)))
+            raise ValueError(f"optimizer {rule}: unknown constants {unknown}")
         values.update(hyperparameters)
         missing = sorted(name for name, value in values.items() if value is None)
         if missing:
-            raise ValueError("optimizer %s: missing constants %s" % (rule, ", ".join(missing)))
+            raise ValueError(f"optimizer {rule}: missing constants {missing}")
         self.rule = rule
         self.nesterov = bool(values.pop("nesterov", False))
         # Python floats: a NumPy float64 scalar would widen float32 arrays.
@@ -89,7 +89,7 @@ class Optimizer:
         self.decayed = frozenset(decayed)
         self.clip_norm = None if clip_norm is None else float(clip_norm)
         self._validate()
-        self._step = getattr(self, "_step_" + rule)  # type: Callable[..., np.ndarray]
+        self._step: Callable[..., Tuple[np.ndarray, Arrays]] = getattr(self, "_step_" + rule)
 
     def _validate(self) -> None:
         constants = dict(self.constants, weight_decay=self.weight_decay)
@@ -97,18 +97,19 @@ class Optimizer:
             below_one = name in ("momentum", "rho", "beta1", "beta2")
             if not (0.0 <= value < 1.0 if below_one else 0.0 <= value < math.inf):
                 limit = "0 <= value < 1" if below_one else "a finite value of at least 0"
-                raise ValueError("optimizer %s: %s is %r, expected %s" % (self.rule, name, value, limit))
+                raise ValueError(f"optimizer {self.rule}: {name} is {value!r}, expected {limit}")
         if self.nesterov and self.constants["momentum"] == 0.0:
             raise ValueError("optimizer sgd: nesterov needs momentum")
         if self.clip_norm is not None and not 0.0 < self.clip_norm < math.inf:
-            raise ValueError("optimizer %s: clip_norm is %r, expected a finite value above 0"
-                             % (self.rule, self.clip_norm))
+            raise ValueError(
+                f"optimizer {self.rule}: clip_norm is {self.clip_norm!r}, expected a finite value above 0"
+            )
 
     def init_state(self, params: Named) -> Arrays:
         """Return the state before the first step, arrays of the parameters' shapes and types."""
         start = self.constants.get("initial_accumulator", 0.0)
         return {
-            "%s.%s" % (name, suffix): np.full_like(value, start)
+            f"{name}.{suffix}": np.full_like(value, start)
             for name, value in params.items()
             for suffix in self._suffixes()
         }
@@ -127,7 +128,7 @@ class Optimizer:
         and state do not have matching names and shapes, TypeError if their types differ.
         """
         if step < 1:
-            raise ValueError("optimizer %s: step is %d, expected to count from 1" % (self.rule, step))
+            raise ValueError(f"optimizer {self.rule}: step is {step}, expected to count from 1")
         self._check(params, grads, state)
         lr = float(lr)
         if self.clip_norm is not None:
@@ -141,30 +142,32 @@ class Optimizer:
                     w = w * (1.0 - lr * self.weight_decay)
                 else:
                     g = g + self.weight_decay * w
-            old = {suffix: state["%s.%s" % (name, suffix)] for suffix in self._suffixes()}
+            old = {suffix: state[f"{name}.{suffix}"] for suffix in self._suffixes()}
             change, new = self._step(g, old, lr, step)
             new_params[name] = w - change
             for suffix, value in new.items():
-                new_state["%s.%s" % (name, suffix)] = value
+                new_state[f"{name}.{suffix}"] = value
         return new_params, new_state
 
     def _check(self, params: Named, grads: Named, state: Named) -> None:
-        expected = {"%s.%s" % (name, suffix) for name in params for suffix in self._suffixes()}
+        expected = {f"{name}.{suffix}" for name in params for suffix in self._suffixes()}
         for kind, found, wanted in (
             ("gradients", set(grads), set(params)),
             ("state", set(state), expected),
             ("decayed", self.decayed, self.decayed & set(params)),
         ):
             if found != wanted:
-                raise ValueError("optimizer %s: %s do not match the parameters at %s"
-                                 % (self.rule, kind, ", ".join(sorted(found ^ wanted))))
+                raise ValueError(
+                    f"optimizer {self.rule}: {kind} do not match the parameters at {sorted(found ^ wanted)}"
+                )
         for name, w in params.items():
-            kept = {suffix: state["%s.%s" % (name, suffix)] for suffix in self._suffixes()}
+            kept = {suffix: state[f"{name}.{suffix}"] for suffix in self._suffixes()}
             same_dtype("optimizer, " + name, parameter=w, gradient=grads[name], **kept)
             for kind, array in dict(kept, gradient=grads[name]).items():
                 if array.shape != w.shape:
-                    raise ValueError("optimizer %s: %s of %s has shape %s, expected %s"
-                                     % (self.rule, kind, name, array.shape, w.shape))
+                    raise ValueError(
+                        f"optimizer {self.rule}: {kind} of {name} has shape {array.shape}, expected {w.shape}"
+                    )
 
     def _step_sgd(self, g: np.ndarray, old: Arrays, lr: float, step: int) -> Tuple[np.ndarray, Arrays]:
         momentum = self.constants["momentum"]
@@ -187,6 +190,6 @@ class Optimizer:
         beta1, beta2 = self.constants["beta1"], self.constants["beta2"]
         m = beta1 * old["m"] + (1.0 - beta1) * g
         v = beta2 * old["v"] + (1.0 - beta2) * np.square(g)
-        m_hat = m / (1.0 - beta1 ** step)
-        v_hat = v / (1.0 - beta2 ** step)
+        m_hat = m / (1.0 - beta1**step)
+        v_hat = v / (1.0 - beta2**step)
         return lr * m_hat / (np.sqrt(v_hat) + self.constants["eps"]), {"m": m, "v": v}

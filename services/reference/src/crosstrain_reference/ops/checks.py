@@ -16,10 +16,10 @@ def same_dtype(operation: str, **arrays: Optional[np.ndarray]) -> np.dtype:
     found = {name: array.dtype for name, array in arrays.items() if array is not None}
     for name, dtype in found.items():
         if dtype.kind != "f":
-            raise TypeError("%s: %s has type %s, expected a floating type" % (operation, name, dtype))
+            raise TypeError(f"{operation}: {name} has type {dtype}, expected a floating type")
     if len(set(found.values())) > 1:
-        listed = ", ".join("%s is %s" % item for item in found.items())
-        raise TypeError("%s: the inputs must share one type, but %s" % (operation, listed))
+        listed = ", ".join(f"{name} is {dtype}" for name, dtype in found.items())
+        raise TypeError(f"{operation}: the inputs must share one type, but {listed}")
     return next(iter(found.values()))
 
 
@@ -33,24 +33,20 @@ def per_dimension(name: str, value: Extent, dims: int, minimum: int) -> Tuple[in
     else:
         values = tuple(int(item) for item in value)
     if len(values) != dims:
-        raise ValueError("%s has %d values %s, expected %d" % (name, len(values), list(values), dims))
+        raise ValueError(f"{name} has {len(values)} values {list(values)}, expected {dims}")
     if any(item < minimum for item in values):
-        raise ValueError("%s is %s, every value must be at least %d" % (name, list(values), minimum))
+        raise ValueError(f"{name} is {list(values)}, every value must be at least {minimum}")
     return values
 
 
 def spatial_dims(operation: str, x_shape: Sequence[int]) -> int:
     """Return the number of spatial dimensions of an ``(N, C, spatial...)`` shape; ValueError if it has none."""
     if len(x_shape) < 3:
-        raise ValueError(
-            "%s: input has shape %s, expected (N, C, L) or (N, C, H, W)" % (operation, tuple(x_shape))
-        )
+        raise ValueError(f"{operation}: input has shape {tuple(x_shape)}, expected (N, C, L) or (N, C, H, W)")
     return len(x_shape) - 2
 
 
 def require_shape(operation: str, name: str, array: np.ndarray, expected: Sequence[int]) -> None:
     """Raise ValueError unless ``array`` has the expected shape."""
     if array.shape != tuple(expected):
-        raise ValueError(
-            "%s: %s has shape %s, expected %s" % (operation, name, array.shape, tuple(expected))
-        )
+        raise ValueError(f"{operation}: {name} has shape {array.shape}, expected {tuple(expected)}")

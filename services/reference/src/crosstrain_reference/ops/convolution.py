@@ -33,14 +33,18 @@ def convolution(
     """Correlate ``x`` ``(N, I, spatial...)`` with ``w`` ``(O, I, kernel...)`` and add ``b`` ``(O,)``.
 
     ``stride`` and the zero padding before and after are integers or one integer per spatial dimension.
-    All windows are gathered at once, so the call needs the memory of ``x`` times the kernel's size.
+    Equal windows of the input give bitwise equal outputs, wherever they lie.  All windows are gathered at once, so
+    the call needs the memory of ``x`` times the kernel's size.
 
     Returns an array of the shape that :func:`convolution_output_shape` gives.  Raises TypeError for mixed
     types, ValueError for shapes that do not fit.
     """
     same_dtype("convolution", x=x, w=w, b=b)
     geometry = _geometry(x.shape, w.shape, stride, pad_begin, pad_end)
-    y = np.dot(w.reshape(w.shape[0], -1), geometry.columns(x))
+    # Not np.dot: matrix libraries round a column differently depending on where it lies, so that equal windows of
+    # the input get unequal outputs and a pooling layer behind sees no tie where there is one.  Here each
+    # output adds up its products one after another, in the same order everywhere and on every machine.
+    y = np.einsum("ok,kn->on", w.reshape(w.shape[0], -1), geometry.columns(x))
     if b is not None:
         require_shape("convolution", "bias", b, w.shape[:1])
         y += b[:, np.newaxis]
@@ -74,12 +78,10 @@ def _geometry(
     spatial_dims("convolution", x_shape)
     if len(w_shape) != len(x_shape):
         raise ValueError(
-            "convolution: input has shape %s and kernel %s, expected equal ranks"
-            % (tuple(x_shape), tuple(w_shape))
+            f"convolution: input has shape {tuple(x_shape)} and kernel {tuple(w_shape)}, expected equal ranks"
         )
     if x_shape[1] != w_shape[1]:
         raise ValueError(
-            "convolution: input has %d channels and the kernel %s takes %d"
-            % (x_shape[1], tuple(w_shape), w_shape[1])
+            f"convolution: input has {x_shape[1]} channels and the kernel {tuple(w_shape)} takes {w_shape[1]}"
         )
     return Geometry("convolution", x_shape[2:], w_shape[2:], stride, pad_begin, pad_end)

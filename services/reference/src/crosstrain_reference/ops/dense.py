@@ -21,9 +21,7 @@ def dense(x: np.ndarray, w: np.ndarray, b: Optional[np.ndarray] = None) -> np.nd
     return y
 
 
-def dense_backward(
-    dy: np.ndarray, x: np.ndarray, w: np.ndarray
-) -> Tuple[np.ndarray, np.ndarray, np.ndarray]:
+def dense_backward(dy: np.ndarray, x: np.ndarray, w: np.ndarray) -> Tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the gradients ``(dx, dw, db)`` for the output gradient ``dy`` ``(N, out)``."""
     same_dtype("dense_backward", dy=dy, x=x, w=w)
     _check("dense_backward", x, w)
@@ -34,6 +32,5 @@ def dense_backward(
 def _check(operation: str, x: np.ndarray, w: np.ndarray) -> None:
     if x.ndim != 2 or w.ndim != 2 or x.shape[1] != w.shape[1]:
         raise ValueError(
-            "%s: input has shape %s and weight %s, expected (N, in) and (out, in)"
-            % (operation, x.shape, w.shape)
+            f"{operation}: input has shape {x.shape} and weight {w.shape}, expected (N, in) and (out, in)"
         )

@@ -72,9 +72,7 @@ def lrn(x: np.ndarray, size: int, alpha: float, beta: float, k: float) -> np.nda
     return x * _lrn_scale(x, size, alpha, k) ** -float(beta)
 
 
-def lrn_backward(
-    dy: np.ndarray, x: np.ndarray, size: int, alpha: float, beta: float, k: float
-) -> np.ndarray:
+def lrn_backward(dy: np.ndarray, x: np.ndarray, size: int, alpha: float, beta: float, k: float) -> np.ndarray:
     """Return the input gradient of :func:`lrn`."""
     same_dtype("lrn_backward", dy=dy, x=x)
     require_shape("lrn_backward", "dy", dy, x.shape)
@@ -98,13 +96,13 @@ def _channel_sum(x: np.ndarray, size: int) -> np.ndarray:
 
 def _radius(size: int) -> int:
     if size < 1 or size % 2 == 0:
-        raise ValueError("lrn: size is %d, expected an odd number of channels" % size)
+        raise ValueError(f"lrn: size is {size}, expected an odd number of channels")
     return (size - 1) // 2
 
 
 def _reduced(x: np.ndarray) -> Tuple[int, ...]:
     if x.ndim < 2:
-        raise ValueError("batch norm: input has shape %s, expected (N, C, ...)" % (x.shape,))
+        raise ValueError(f"batch norm: input has shape {x.shape}, expected (N, C, ...)")
     return (0,) + tuple(range(2, x.ndim))
 
 

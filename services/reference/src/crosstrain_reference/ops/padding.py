@@ -35,7 +35,9 @@ def _extents(
     x_shape: Sequence[int], pad_begin: Extent, pad_end: Extent
 ) -> Tuple[Tuple[int, ...], Tuple[int, ...]]:
     dims = spatial_dims("pad", x_shape)
-    return per_dimension("pad: pad_begin", pad_begin, dims, 0), per_dimension("pad: pad_end", pad_end, dims, 0)
+    return per_dimension("pad: pad_begin", pad_begin, dims, 0), per_dimension(
+        "pad: pad_end", pad_end, dims, 0
+    )
 
 
 def _interior(x_shape: Sequence[int], pad_begin: Extent, pad_end: Extent) -> Tuple[slice, ...]:

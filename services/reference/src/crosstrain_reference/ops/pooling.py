@@ -86,8 +86,9 @@ def max_pool_backward(
         used += int(np.count_nonzero(here))
         padded[_EACH + geometry.at(offset)] += np.where(here, dy, zero)
     if used != indices.size:
-        raise ValueError("max_pool_backward: %d of %d indices lie outside their window"
-                         % (indices.size - used, indices.size))
+        raise ValueError(
+            f"max_pool_backward: {indices.size - used} of {indices.size} indices lie outside their window"
+        )
     return np.ascontiguousarray(padded[geometry.interior()])
 
 
@@ -98,7 +99,7 @@ def average_pool(
     pad_begin: Extent = 0,
     pad_end: Extent = 0,
     round_mode: str = "floor",
-    count_include_pad: bool = True,
+    count_include_pad: bool = False,
 ) -> np.ndarray:
     """Return the mean of every window, padding being 0.
 
@@ -122,7 +123,7 @@ def average_pool_backward(
     pad_begin: Extent = 0,
     pad_end: Extent = 0,
     round_mode: str = "floor",
-    count_include_pad: bool = True,
+    count_include_pad: bool = False,
 ) -> np.ndarray:
     """Return the gradient of :func:`average_pool` with respect to its input of shape ``x_shape``."""
     same_dtype("average_pool_backward", dy=dy)
@@ -159,5 +160,5 @@ def _geometry(
     geometry = Geometry("pooling", x_shape[2:], kernel, stride, pad_begin, pad_end, round_mode)
     for k, begin, end in zip(geometry.kernel, geometry.pad_begin, geometry.pad_end):
         if max(begin, end) >= k:
-            raise ValueError("pooling: padding %d + %d must be smaller than the kernel %d" % (begin, end, k))
+            raise ValueError(f"pooling: padding {begin} + {end} must be smaller than the kernel {k}")
     return geometry

@@ -46,7 +46,7 @@ class Geometry:
         self.pad_begin = per_dimension(operation + ": pad_begin", pad_begin, dims, 0)
         self.pad_end = per_dimension(operation + ": pad_end", pad_end, dims, 0)
         if round_mode not in ("floor", "ceil"):
-            raise ValueError("%s: round_mode is %r, expected 'floor' or 'ceil'" % (operation, round_mode))
+            raise ValueError(f"{operation}: round_mode is {round_mode!r}, expected 'floor' or 'ceil'")
         self.output = tuple(self._count(operation, d, round_mode) for d in range(dims))
         self.reach = tuple((o - 1) * s + k for o, s, k in zip(self.output, self.stride, self.kernel))
 
@@ -61,8 +61,7 @@ class Geometry:
         room = n + begin + end - k
         if room < 0:
             raise ValueError(
-                "%s: kernel %d does not fit input %d with padding %d + %d (spatial dimension %d)"
-                % (operation, k, n, begin, end, d)
+                f"{operation}: kernel {k} does not fit input {n} with padding {begin} + {end} (spatial dimension {d})"
             )
         if round_mode == "floor":
             return room // s + 1
