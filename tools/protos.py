@@ -28,13 +28,19 @@ BASELINE = PROTOS / "baseline.binpb"
 
 sys.path.insert(0, str(ROOT / "coordinator" / "src"))
 
-from crosstrain.launch.environments import Environment, Layer, Recipe, Unavailable, build_environment
+from crosstrain.launch.environments import (  # noqa: E402
+    Environment,
+    Layer,
+    Recipe,
+    Unavailable,
+    build_environment,
+)
 
 PROTOC = Recipe("protos-protoc", ("3.10", "3.7"), Layer("protoc", PROTOS / "locks" / "protoc.txt"))
 TOOLS = Recipe("protos-tools", ("3.11", "3.12", "3.13"), Layer("tools", PROTOS / "locks" / "tools.txt"))
 
 _GENERATED = re.compile(r".*_pb2(_grpc)?\.pyi?")
-# The proto package is crosstrain.v1, the import package crosstrain_protos.v1: "crosstrain" is the coordinator.
+# The import package differs from the proto package, since "crosstrain" is the coordinator's.
 _IMPORT = re.compile(r"^from crosstrain\.v1 import ", re.MULTILINE)
 _MODULE = re.compile(r"'__module__' : 'crosstrain\.v1\.")
 # The stub plugin declares constants that this older generator does not write.
@@ -59,7 +65,7 @@ def proto_files(protos: Path = PROTOS) -> list[str]:
 
 
 def generate(target: Path, protos: Path = PROTOS) -> list[Path]:
-    """Writes the generated modules and stubs into ``target``; removes generated files of protos that are gone.
+    """Writes the generated modules and stubs into ``target``; removes those of deleted protos.
 
     Raises ToolError when protoc or its plugin fails.
     """
@@ -103,7 +109,7 @@ def _generated_in(folder: Path) -> list[Path]:
 
 
 def differences(package: Path = PACKAGE, protos: Path = PROTOS) -> Iterator[str]:
-    """Unified diffs between the generated files in ``package`` and fresh ones; nothing when they are equal."""
+    """Unified diffs between the generated files in ``package`` and fresh ones; empty when equal."""
     with tempfile.TemporaryDirectory() as scratch:
         fresh = {path.name: path.read_text(encoding="utf-8") for path in generate(Path(scratch), protos)}
     committed = {path.name: path.read_text(encoding="utf-8") for path in _generated_in(package)}

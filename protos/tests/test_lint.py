@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import protos
 import pytest
+
+import protos
 
 
 def test_protos_follow_the_rules() -> None:

@@ -9,8 +9,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import protos
 import pytest
+
+import protos
 
 pytest.importorskip("mypy", reason="type stubs are checked where mypy is installed, as in CI")
 
@@ -49,7 +50,9 @@ def build() -> run_pb2.Run:
 
 
 class Artifacts(artifact_pb2_grpc.ArtifactServiceServicer):
-    def Stat(self, request: artifact_pb2.StatRequest, context: grpc.ServicerContext) -> artifact_pb2.StatResponse:
+    def Stat(
+        self, request: artifact_pb2.StatRequest, context: grpc.ServicerContext
+    ) -> artifact_pb2.StatResponse:
         return artifact_pb2.StatResponse(missing=request.digests)
 
 

@@ -8,8 +8,6 @@ client compares in turn. Python 3.7 syntax.
 from concurrent import futures
 
 import grpc
-from google.protobuf import descriptor_pb2
-
 from crosstrain_protos.v1 import (
     artifact_pb2,
     artifact_pb2_grpc,
@@ -18,6 +16,7 @@ from crosstrain_protos.v1 import (
     service_pb2,
     service_pb2_grpc,
 )
+from google.protobuf import descriptor_pb2
 from samples import MAX_VARIANTS, message_classes, sample
 
 SERVICES = (
@@ -34,7 +33,7 @@ def start_server():
     """Starts a server of all services on a free local port; returns (server, port)."""
     server = grpc.server(futures.ThreadPoolExecutor(max_workers=2))
     for module, stubs, name in SERVICES:
-        add = getattr(stubs, "add_%sServicer_to_server" % name)
+        add = getattr(stubs, f"add_{name}Servicer_to_server")
         add(_servicer(module, getattr(stubs, name + "Servicer"), name)(), server)
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
@@ -47,13 +46,13 @@ def call_everything(port):
     Raises AssertionError if a response differs, grpc.RpcError if the server refused a request.
     """
     called = []
-    channel = grpc.insecure_channel("127.0.0.1:%d" % port)
+    channel = grpc.insecure_channel(f"127.0.0.1:{port}")
     try:
         for module, stubs, name in SERVICES:
             stub = getattr(stubs, name + "Stub")(channel)
             for method in _methods(module, name):
                 _call(stub, method)
-                called.append("%s.%s" % (name, method.name))
+                called.append(f"{name}.{method.name}")
     finally:
         channel.close()
     return called
@@ -99,7 +98,7 @@ def _handler(method):
         return sample(response_class, 0)
 
     if method.client_streaming and method.server_streaming:
-        raise AssertionError("%s streams both ways, which no RPC of the API did before" % method.name)
+        raise AssertionError(f"{method.name} streams both ways, which no RPC of the API did before")
     if method.client_streaming:
         return client_stream
     return server_stream if method.server_streaming else unary
@@ -111,7 +110,7 @@ def _variant_of(request, method):
     for number in _STREAM:
         if request == sample(request_class, number):
             return number
-    raise AssertionError("the request of %s is none of the samples: %s" % (method.name, request))
+    raise AssertionError(f"the request of {method.name} is none of the samples: {request}")
 
 
 def _methods(module, name):
@@ -128,11 +127,11 @@ def _classes(method):
 
 def _expect_stream(method, messages, message_class):
     received = list(messages)
-    assert len(received) == MAX_VARIANTS, "%s: %d messages" % (method.name, len(received))
+    assert len(received) == MAX_VARIANTS, f"{method.name}: {len(received)} messages"
     for number, message in enumerate(received):
         _expect(method, message, message_class, number)
 
 
 def _expect(method, message, message_class, variant):
     expected = sample(message_class, variant)
-    assert message == expected, "%s: got %s instead of %s" % (method.name, message, expected)
+    assert message == expected, f"{method.name}: got {message} instead of {expected}"

@@ -11,9 +11,8 @@ import sys
 
 import google.protobuf
 import grpc
-from google.protobuf.internal import api_implementation
-
 from calls import call_everything, start_server
+from google.protobuf.internal import api_implementation
 from samples import MAX_VARIANTS, message_classes, sample, unset_fields
 from wire import cases, negative_zero
 
@@ -23,7 +22,7 @@ def check_wire():
     names = []
     for name, message, expected in cases():
         found = message.SerializeToString(deterministic=True)
-        assert found == expected, "%s: %r instead of %r" % (name, found, expected)
+        assert found == expected, f"{name}: {found!r} instead of {expected!r}"
         assert type(message).FromString(expected) == message, name
         names.append(name)
     return names
@@ -38,7 +37,7 @@ def digests():
         for variant, message in enumerate(messages):
             data = message.SerializeToString(deterministic=True)
             assert message_class.FromString(data) == message, name
-            found["%s %d" % (name, variant)] = hashlib.sha256(data).hexdigest()
+            found[f"{name} {variant}"] = hashlib.sha256(data).hexdigest()
     return found, missing
 
 
@@ -50,7 +49,7 @@ def self_test():
     finally:
         server.stop(None)
     return {
-        "python": "%d.%d" % sys.version_info[:2],
+        "python": "{}.{}".format(*sys.version_info),
         "protobuf": google.protobuf.__version__,
         "grpc": grpc.__version__,
         "implementation": api_implementation.Type(),

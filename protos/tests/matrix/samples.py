@@ -8,8 +8,6 @@ members needs n variants, and MAX_VARIANTS is enough for all.
 
 import functools
 
-from google.protobuf.descriptor import FieldDescriptor
-
 from crosstrain_protos.v1 import (
     artifact_pb2,
     coordinator_pb2,
@@ -20,6 +18,7 @@ from crosstrain_protos.v1 import (
     service_pb2,
     training_pb2,
 )
+from google.protobuf.descriptor import FieldDescriptor
 
 MODULES = (
     artifact_pb2,
@@ -43,7 +42,7 @@ _INTEGERS = {
 }
 
 
-@functools.lru_cache(maxsize=None)
+@functools.lru_cache(maxsize=None)  # noqa: UP033 (Python 3.7 has no functools.cache)
 def message_classes():
     """Full name -> class of every message of the API."""
     found = {}
@@ -53,7 +52,7 @@ def message_classes():
     return found
 
 
-@functools.lru_cache(maxsize=None)
+@functools.lru_cache(maxsize=None)  # noqa: UP033 (Python 3.7 has no functools.cache)
 def sample(message_class, variant):
     """A message of the class with all fields set as the module's docstring says; do not change it."""
     message = message_class()
@@ -67,7 +66,7 @@ def unset_fields(name, messages):
     seen = set()
     for message in messages:
         seen.update(field.name for field, _value in message.ListFields())
-    return sorted("%s.%s" % (name, field.name) for field in descriptor.fields if field.name not in seen)
+    return sorted(f"{name}.{field.name}" for field in descriptor.fields if field.name not in seen)
 
 
 def _fill(message, variant):
@@ -78,7 +77,7 @@ def _fill(message, variant):
         if _is_map(field):
             # Keys neither sorted nor in ASCII order alone, so that serialising has something to sort.
             for key in ("zeta", "alpha", "A", "\u00e9"):
-                value[key] = "%s %s %d" % (field.name, key, variant)
+                value[key] = f"{field.name} {key} {variant}"
         elif _is_repeated(field):
             for index in range(3):
                 if field.message_type is not None:
@@ -129,5 +128,5 @@ def _scalar(field, variant):
     if field.type == FieldDescriptor.TYPE_BYTES:
         return bytes(bytearray((0, 255, variant, 128)))
     if field.type == FieldDescriptor.TYPE_STRING:
-        return "%s \u00e4\u4e2d\U0001f600 %d" % (field.name, variant)
-    raise AssertionError("no sample value for the type of %s" % field.full_name)
+        return f"{field.name} \u00e4\u4e2d\U0001f600 {variant}"
+    raise AssertionError(f"no sample value for the type of {field.full_name}")

@@ -3,9 +3,8 @@
 Each entry is (name, message, bytes). Python 3.7 syntax.
 """
 
-from google.protobuf import timestamp_pb2
-
 from crosstrain_protos.v1 import artifact_pb2, errors_pb2, model_pb2, run_pb2, service_pb2, training_pb2
+from google.protobuf import timestamp_pb2
 
 
 def _replaced():
