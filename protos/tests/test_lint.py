@@ -5,9 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import protos_tool as protos
 import pytest
-
-import protos
 
 
 def test_protos_follow_the_rules() -> None:

@@ -16,11 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import protos_tool as protos
 import pytest
 from crosstrain.launch.environments import Layer, Recipe
 from crosstrain.launch.interpreters import clean_environment, find_interpreter
-
-import protos
 
 LOCKS = protos.PROTOS / "locks" / "matrix"
 EXERCISE = Path(__file__).with_name("matrix") / "exercise.py"

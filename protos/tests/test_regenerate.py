@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-import protos
+import protos_tool as protos
 
 
 def test_committed_code_is_up_to_date() -> None:
