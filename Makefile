@@ -1,0 +1,31 @@
+# `make help` lists the targets.
+PYTHON = $(shell sh tools/find-python.sh)
+SUITES =
+
+.PHONY: help
+help:  ## list the targets
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
+
+.PHONY: setup
+setup:  ## build every environment, with the test tools
+	@$(PYTHON) tools/setup.py
+
+.PHONY: demo
+demo:  ## run the demonstration job
+	@bin/crosstrain demo
+
+.PHONY: test
+test:  ## run all tests, each suite in its own environment (SUITES="common torch" chooses)
+	@$(PYTHON) tools/test.py $(SUITES)
+
+.PHONY: lint
+lint:  ## ruff, mypy, vermin and buf
+	@$(PYTHON) tools/lint.py
+
+.PHONY: protos
+protos:  ## regenerate the Python package of the API
+	@$(PYTHON) tools/protos.py generate
+
+.PHONY: clean-cache
+clean-cache:  ## remove the built environments
+	@$(PYTHON) tools/setup.py --remove

@@ -1,0 +1,142 @@
+"""Runs what fills an environment: the file lock, child processes with a log, and pip.
+
+Standard library only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from crosstrain.launch.interpreters import clean_environment
+
+Progress = Callable[[str], None]
+
+_NETWORK_FAILURE = re.compile(
+    r"ConnectionError|NewConnectionError|ConnectTimeout|ReadTimeout|Read timed out|Connection reset"
+    r"|Connection refused|Connection broken|Temporary failure in name resolution|Name or service not known"
+    r"|IncompleteRead|ProtocolError|Remote end closed|Network is unreachable|SSLError|50[0234] Server Error",
+    re.IGNORECASE,
+)
+_STEP_SECONDS = 3600
+_RETRY_AFTER_SECONDS = 3.0
+_LOG_TAIL_CHARACTERS = 20_000
+_REASON_CHARACTERS = 300
+
+
+class BuildError(Exception):
+    """A step failed. ``remedy`` is the command or action that would change it."""
+
+    def __init__(self, reason: str, remedy: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.remedy = remedy
+
+
+@contextlib.contextmanager
+def exclusive(folder: Path, say: Progress) -> Iterator[int]:
+    """Holds the file lock beside ``folder``; yields its descriptor for child processes to inherit.
+
+    The lock belongs to the open file, not to the process: a child that inherited the descriptor
+    keeps it when the parent is killed, so nobody removes a folder that pip still writes to.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    path = folder.parent / f"{folder.name}.lock"
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say(f"{folder.name}: waiting for another process that builds it")
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def create_venv(interpreter: Path, folder: Path, lock: int, environ: Mapping[str, str] | None) -> None:
+    """Creates a virtual environment with pip. Raises BuildError."""
+    command = [str(interpreter), "-m", "venv", str(folder)]
+    _run(command, folder, lock, environ, f"check that this works: {' '.join(command)}")
+
+
+def pip_install(
+    name: str,
+    lock_file: Path,
+    options: Sequence[str],
+    folder: Path,
+    lock: int,
+    environ: Mapping[str, str] | None,
+    say: Progress,
+) -> None:
+    """Installs a lock file; a network failure is tried once more. Raises BuildError."""
+    say(f"{name}: installing {lock_file.name}")
+    pip = [
+        str(folder / "bin" / "python"),
+        "-m",
+        "pip",
+        "install",
+        "--no-input",
+        "--disable-pip-version-check",
+    ]
+    command = [*pip, "--progress-bar", "off", *options, "-r", str(lock_file)]
+    for attempt in (1, 2):
+        try:
+            _run(command, folder, lock, environ, f"see {log_of(folder)}")
+            return
+        except BuildError as failure:
+            if not _NETWORK_FAILURE.search(_tail(folder)):
+                raise
+            if attempt == 2:
+                raise BuildError(
+                    f"the package index could not be reached ({failure.reason})",
+                    "check the network and pip's index settings, then run the command again",
+                ) from failure
+            say(f"{name}: the network failed, trying once more")
+            time.sleep(_RETRY_AFTER_SECONDS)
+
+
+def log_of(folder: Path) -> Path:
+    """Where the output of an environment's last build step is kept."""
+    return folder.parent / f"{folder.name}.log"
+
+
+def _run(
+    command: Sequence[str], folder: Path, lock: int, environ: Mapping[str, str] | None, remedy: str
+) -> None:
+    with log_of(folder).open("w", encoding="utf-8") as output:
+        try:
+            finished = subprocess.run(
+                command,
+                env=clean_environment(environ),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                pass_fds=(lock,),
+                timeout=_STEP_SECONDS,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            raise BuildError(f"a step took longer than {_STEP_SECONDS} s", remedy) from None
+    if finished.returncode != 0:
+        raise BuildError(_last_error(_tail(folder)), remedy)
+
+
+def _tail(folder: Path) -> str:
+    try:
+        return log_of(folder).read_text(encoding="utf-8", errors="replace")[-_LOG_TAIL_CHARACTERS:]
+    except OSError:
+        return ""
+
+
+def _last_error(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    errors = [line for line in lines if line.lower().startswith("error")]
+    chosen = errors[-1] if errors else (lines[-1] if lines else "no output")
+    return chosen[:_REASON_CHARACTERS]
