@@ -19,13 +19,14 @@ class ArtifactStore:
     """Files ``<root>/<first two hex digits>/<digest>``; written aside, synced, renamed."""
 
     def __init__(self, root: str) -> None:
-        self._root = root
+        #: The folder.
+        self.root = root
         os.makedirs(root, mode=0o700, exist_ok=True)
 
     def path(self, digest: str) -> str:
         """Where an artifact lies (whether or not it is there)."""
         check_digest(digest, "digest")
-        return os.path.join(self._root, digest[:2], digest)
+        return os.path.join(self.root, digest[:2], digest)
 
     def __contains__(self, digest: str) -> bool:
         return os.path.exists(self.path(digest))

@@ -118,6 +118,8 @@ class Engine(abc.ABC):
 
     #: Name of the engine; set by each class.
     name = ""
+    #: Precision of a run that names none.
+    default_precision = "float32"
 
     @classmethod
     @abc.abstractmethod

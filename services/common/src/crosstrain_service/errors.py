@@ -51,7 +51,8 @@ class CrosstrainError(Exception):
     ``code`` overrides the reason's usual status code.
     """
 
-    def __init__(self, reason: str, message: str, field: str = "", code: Optional[grpc.StatusCode] = None, violations: tuple = ()) -> None:
+    def __init__(self, reason: str, message: str, field: str = "", code: Optional[str] = None,
+                 violations: tuple = ()) -> None:
         if reason not in CODES:
             raise ValueError("unknown error reason %r" % reason)
         super().__init__(message)

@@ -80,7 +80,8 @@ class SpoolReader:
         self._path = path
         #: End of the last whole record read or skipped, bytes.
         self.offset = 0
-        self._sequence = 0
+        #: Sequence number of that record.
+        self.last_sequence = 0
 
     def read(self, after: int = 0, limit: int = _READ) -> List[Tuple[int, bytes]]:
         """Next records (sequence, payload) with a sequence number above ``after``, at most about
@@ -106,12 +107,12 @@ class SpoolReader:
         while position + _HEADER.size <= len(data) and taken < limit:
             length, checksum, sequence = _HEADER.unpack_from(data, position)
             end = position + _HEADER.size + length
-            if length > MAX_PAYLOAD or sequence != self._sequence + 1 or end > len(data):
+            if length > MAX_PAYLOAD or sequence != self.last_sequence + 1 or end > len(data):
                 break
             payload = data[position + _HEADER.size:end]
             if zlib.crc32(payload, zlib.crc32(struct.pack("<Q", sequence))) != checksum:
                 break
-            self._sequence = sequence
+            self.last_sequence = sequence
             if sequence > after:
                 records.append((sequence, payload))
                 taken += length

@@ -9,6 +9,8 @@ depends on no framework.  Conventions, everywhere in the package:
 * no function modifies its arguments.
 """
 
+from typing import Any, Dict
+
 from .layers import (
     LRN,
     BatchNorm,
@@ -32,7 +34,18 @@ from .losses import (
 from .network import Backward, Forward, LossAndGradients, Network, decision_flips
 from .optimizers import Optimizer, clip_by_global_norm, global_norm
 
+#: The engine over this library, for a training service (see crosstrain_service.engine).
+ENGINES = {"reference": "crosstrain_reference.engine:ReferenceEngine"}
+
+
+def environment(engine: str, execution: Any, run_dir: str) -> Dict[str, str]:
+    """Variables that NumPy's BLAS reads when it is loaded."""
+    threads = str(execution.intra_threads)
+    return {"OMP_NUM_THREADS": threads, "OPENBLAS_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
+
+
 __all__ = [
+    "ENGINES",
     "LRN",
     "Backward",
     "BatchNorm",
@@ -55,6 +68,7 @@ __all__ = [
     "cross_entropy_gradient",
     "cross_entropy_per_sample",
     "decision_flips",
+    "environment",
     "global_norm",
     "softmax",
 ]

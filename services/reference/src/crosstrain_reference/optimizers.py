@@ -22,6 +22,7 @@ _HYPERPARAMETERS = {
     "rmsprop": {"rho": None, "eps": None},
     "adagrad": {"eps": None, "initial_accumulator": None},
     "adam": {"beta1": None, "beta2": None, "eps": None},
+    "adadelta": {"rho": None, "eps": None},
 }  # type: Dict[str, Dict[str, Any]]
 
 
@@ -48,8 +49,11 @@ class Optimizer:
     * "adagrad": ``a = a + g^2; w -= lr g / (sqrt(a) + eps)``, a starting at ``initial_accumulator``.
     * "adam": ``m = beta1 m + (1 - beta1) g; v = beta2 v + (1 - beta2) g^2;``
       ``w -= lr m / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) + eps)``.
+    * "adadelta": ``s = rho s + (1 - rho) g^2; d = g sqrt(u + eps) / sqrt(s + eps); u = rho u + (1 - rho) d^2;``
+      ``w -= lr d`` (Zeiler 2012, with a learning rate).
 
-    State names are the parameter's name followed by ".velocity", ".mean_square", ".accumulator", or ".m" and ".v".
+    State names are the parameter's name followed by ".velocity", ".mean_square", ".accumulator", ".m" and ".v", or
+    ".mean_square" and ".mean_update".
     """
 
     def __init__(
@@ -117,7 +121,12 @@ class Optimizer:
     def _suffixes(self) -> Tuple[str, ...]:
         if self.rule == "sgd":
             return ("velocity",) if self.constants["momentum"] else ()
-        return {"rmsprop": ("mean_square",), "adagrad": ("accumulator",), "adam": ("m", "v")}[self.rule]
+        return {
+            "rmsprop": ("mean_square",),
+            "adagrad": ("accumulator",),
+            "adam": ("m", "v"),
+            "adadelta": ("mean_square", "mean_update"),
+        }[self.rule]
 
     def update(
         self, params: Named, grads: Named, state: Named, lr: float, step: int
@@ -193,3 +202,10 @@ class Optimizer:
         m_hat = m / (1.0 - beta1**step)
         v_hat = v / (1.0 - beta2**step)
         return lr * m_hat / (np.sqrt(v_hat) + self.constants["eps"]), {"m": m, "v": v}
+
+    def _step_adadelta(self, g: np.ndarray, old: Arrays, lr: float, step: int) -> Tuple[np.ndarray, Arrays]:
+        rho, eps = self.constants["rho"], self.constants["eps"]
+        mean_square = rho * old["mean_square"] + (1.0 - rho) * np.square(g)
+        change = g * np.sqrt(old["mean_update"] + eps) / np.sqrt(mean_square + eps)
+        mean_update = rho * old["mean_update"] + (1.0 - rho) * np.square(change)
+        return lr * change, {"mean_square": mean_square, "mean_update": mean_update}

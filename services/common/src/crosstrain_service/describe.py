@@ -1,0 +1,91 @@
+"""What the engines of a package can do, found out in a process of its own.
+
+``python -m crosstrain_service.describe PACKAGE`` imports the frameworks, which the front
+must not do, and prints one JSON object.
+"""
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from typing import Any, Callable, Dict, List
+
+from crosstrain_protos.v1 import service_pb2
+
+from .capabilities import EMULATED, EXACT, UNSUPPORTED
+from .cores import available_cores
+from .errors import CrosstrainError
+from .fingerprint import processor
+from .gpu import gpus
+from .training import Execution
+
+_SUPPORT = {
+    EXACT: service_pb2.SUPPORT_EXACT,
+    EMULATED: service_pb2.SUPPORT_EMULATED,
+    UNSUPPORTED: service_pb2.SUPPORT_UNSUPPORTED,
+}
+
+
+def describe_package(package: str, environment: Callable[[str, Execution, str], Dict[str, str]]) -> List[
+        service_pb2.EngineDescription]:
+    """Descriptions of all engines of a package; one that cannot be imported says why."""
+    names = list(importlib.import_module(package).ENGINES)  # type: ignore[attr-defined]
+    descriptions = []
+    for name in names:
+        with tempfile.TemporaryDirectory(prefix="crosstrain-describe-") as folder:
+            variables = dict(os.environ)
+            variables.update(environment(name, Execution(), folder))
+            process = subprocess.run([sys.executable, "-m", "crosstrain_service.describe", package, name],
+                                     stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=variables)
+        lines = process.stdout.decode("utf-8", "replace").splitlines()
+        if process.returncode == 0 and lines:
+            descriptions.append(_from_json(json.loads(lines[-1])))
+        else:
+            errors = [line for line in process.stderr.decode("utf-8", "replace").splitlines() if line.strip()]
+            descriptions.append(service_pb2.EngineDescription(
+                name=name, unavailable_reason=errors[-1][:500] if errors else "describing it failed"))
+    return descriptions
+
+
+def devices() -> List[service_pb2.DeviceDescription]:
+    """The devices of this machine."""
+    import psutil
+
+    found = [service_pb2.DeviceDescription(
+        name="cpu:0", model="%s, %d cores" % (processor(), len(available_cores())),
+        memory_bytes=psutil.virtual_memory().total)]
+    for gpu in gpus():
+        found.append(service_pb2.DeviceDescription(
+            name="cuda:%d" % gpu.index, model=gpu.name, memory_bytes=gpu.memory_bytes, driver=gpu.driver))
+    return found
+
+
+def _from_json(value: Dict[str, Any]) -> service_pb2.EngineDescription:
+    description = service_pb2.EngineDescription(
+        name=value["name"], version=value["version"], libraries=value["libraries"])
+    for name, (support, note) in sorted(value["features"].items()):
+        description.features.add(name=name, support=_SUPPORT[support], note=note)
+    return description
+
+
+def main() -> int:
+    """Prints the description of one engine."""
+    from .child import engine_class
+
+    package, name = sys.argv[1:3]
+    try:
+        info = engine_class(package, name).info()
+    except CrosstrainError as error:
+        print(error.message, file=sys.stderr)
+        return 1
+    print(json.dumps({
+        "name": info.name, "version": info.version, "libraries": info.libraries,
+        "features": {key: [feature.support, feature.note] for key, feature in info.features.items()},
+    }))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,234 @@
+"""The training loop of a run: order, records, epochs, checkpoints, early stopping.
+
+Written once; an engine only iterates (see ``engine.Loop``).
+"""
+
+import math
+import threading
+import time
+from typing import Any, Iterator, List, Optional
+
+import numpy as np
+from crosstrain_protos.v1 import run_pb2
+
+from . import evaluation
+from .checkpoint import CheckpointStore, Position
+from .data import Feed, FeedEpoch, Samples, StepClock
+from .engine import Engine, Epoch, Loop
+from .errors import CrosstrainError
+from .events import EventLog
+from .model import BatchNorm, Model
+from .training import Execution, Training
+
+#: Records are written at least this often, seconds, ...
+FLUSH_SECONDS = 0.1
+#: ... and at the latest when so many are waiting.
+FLUSH_STEPS = 2048
+
+
+class TrainingLoop(Loop):
+    """Drives one engine through a run."""
+
+    def __init__(self, engine: Engine, model: Model, training: Training, execution: Execution, feed: Feed,
+                 train: Samples, test: Optional[Samples], dtype: Any, events: EventLog,
+                 checkpoints: CheckpointStore, position: Position) -> None:
+        self._engine = engine
+        self._model = model
+        self._training = training
+        self._execution = execution
+        self._feed = feed
+        self._train = train
+        self._test = test
+        self._dtype = dtype
+        self._events = events
+        self._checkpoints = checkpoints
+        self._clock = StepClock()
+        self._recorder = _Recorder(events, training.learning_rates, feed.steps_per_epoch)
+        self._lazy = execution.mode == "speed"
+        self.position = position
+        self.step = position.next_step
+        self.first_step_seconds = 0.0
+        self._first = position.next_step
+        self._mark = time.perf_counter()
+        self._epoch_seconds = 0.0
+
+    def learning_rate(self, step: int) -> float:
+        return float(self._training.learning_rates[step])
+
+    def epochs(self) -> Iterator[Epoch]:
+        feed = self._feed
+        while self.step < feed.total_steps and not self.position.stopped_early:
+            index, first = divmod(self.step, feed.steps_per_epoch)
+            if first == 0:
+                self.position = self.position._replace(loss_sum=0.0, loss_samples=0)
+            count = min(feed.steps_per_epoch - first, feed.total_steps - self.step)
+            before = self.step
+            self._epoch_seconds = 0.0
+            self._mark = time.perf_counter()
+            yield FeedEpoch(feed, index, first, count, self._execution.prefetch, self._clock)
+            if self.step != before + count:
+                raise CrosstrainError("ENGINE_FAILED", "the engine executed %d steps of %d in epoch %d"
+                                      % (self.step - before, count, index))
+            self._end_epoch(index)
+
+    def step_done(self, loss: Any, correct: Optional[Any] = None, sync_seconds: float = 0.0,
+                  copy_seconds: float = 0.0) -> None:
+        now = time.perf_counter()
+        step = self.step
+        samples, waited = self._clock.take(step)
+        elapsed = now - self._mark
+        value = loss if self._lazy else float(loss)
+        self.step = step + 1
+        if step == self._first:
+            self.first_step_seconds = elapsed
+        every = self._execution.checkpoint_every_steps
+        if every and self.step % every == 0 and self.step % self._feed.steps_per_epoch:
+            self._recorder.flush()
+            self._account(elapsed)
+            self._save()
+            elapsed_account = 0.0
+        else:
+            elapsed_account = elapsed
+        end = time.perf_counter()
+        self._recorder.add(step, value, elapsed + (end - now), waited, copy_seconds,
+                           max(0.0, elapsed - waited - copy_seconds - sync_seconds), sync_seconds, end - now,
+                           samples, correct)
+        self._epoch_seconds += elapsed_account
+        self._mark = time.perf_counter()
+
+    def _account(self, extra: float = 0.0) -> None:
+        """Moves what the recorder and the clock have gathered into the position."""
+        loss, samples = self._recorder.take_sums()
+        position = self.position
+        self.position = position._replace(
+            next_step=self.step, loss_sum=position.loss_sum + loss, loss_samples=position.loss_samples + samples,
+            train_seconds=position.train_seconds + self._epoch_seconds + extra)
+        self._epoch_seconds = 0.0
+
+    def _end_epoch(self, index: int) -> None:
+        self._engine.synchronize()
+        self._recorder.flush()
+        seconds = self._epoch_seconds
+        self._account()
+        position = self.position
+        begin = time.perf_counter()
+        event = run_pb2.EpochEnded(
+            epoch=index, train_loss=position.loss_sum / max(1, position.loss_samples), train_seconds=seconds,
+            last_step=self.step - 1)
+        self.refresh_statistics()
+        stopping = self._training.early_stopping
+        if stopping is not None:
+            held_out = self._feed.held_out
+            result = self._score(self._train, held_out)
+            event.validation_loss = result.loss
+            event.validation_accuracy = result.correct / result.samples
+            best = position.best_loss
+            better = best is None or result.loss < best - stopping.min_delta
+            bad = 0 if better else position.bad_epochs + 1
+            position = position._replace(best_loss=result.loss if better else best, bad_epochs=bad,
+                                         stopped_early=bad >= stopping.patience)
+        if self._test is not None:
+            result = self._score(self._test, np.arange(len(self._test)))
+            event.test_loss = result.loss
+            event.test_accuracy = result.correct / result.samples
+            position = position._replace(test_loss=result.loss, test_accuracy=result.correct / result.samples)
+        self.position = position
+        event.evaluation_seconds = time.perf_counter() - begin
+        self._events.emit(epoch_ended=event)
+        self._save()
+
+    def refresh_statistics(self) -> None:
+        """Recomputes batch norm statistics over the training data (canonical semantics only)."""
+        if self._model.layers_of(BatchNorm) and not self._execution.native:
+            self._engine.load_statistics(evaluation.population_statistics(
+                self._engine, self._model, self._train, self._feed.rows, self._training.batch_size, self._dtype))
+
+    def _score(self, samples: Samples, rows: np.ndarray) -> evaluation.Score:
+        values = evaluation.logits(self._engine, samples, rows, self._dtype)
+        return evaluation.score(values, samples.labels[rows])
+
+    def _save(self) -> None:
+        begin = time.perf_counter()
+        digest = self._checkpoints.save(self.position, self._engine.state())
+        self._events.emit(checkpoint_saved=run_pb2.CheckpointSaved(
+            next_step=self.position.next_step, digest=digest, seconds=time.perf_counter() - begin))
+
+    def close(self) -> None:
+        """Writes what is left and stops the writing thread; raises what stopped it."""
+        self._recorder.close()
+
+
+class _Recorder:
+    """Gathers step records and writes them in columns from a thread of its own."""
+
+    def __init__(self, events: EventLog, rates: np.ndarray, steps_per_epoch: int) -> None:
+        self._events = events
+        self._rates = rates
+        self._steps_per_epoch = steps_per_epoch
+        self._pending = []  # type: List[tuple]
+        self._loss_sum = 0.0
+        self._loss_samples = 0
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._error = None  # type: Optional[BaseException]
+        self._thread = threading.Thread(target=self._run, name="records", daemon=True)
+        self._thread.start()
+
+    def add(self, *record: Any) -> None:
+        """Takes one record; only appends to a list, since it is called in the training thread."""
+        if self._error is not None:
+            raise self._error
+        self._pending.append(record)
+        if len(self._pending) >= FLUSH_STEPS:
+            self.flush()
+
+    def _run(self) -> None:
+        while not self._stop.wait(FLUSH_SECONDS):
+            try:
+                self.flush()
+            except BaseException as error:  # raised again in the training thread
+                self._error = error
+                return
+
+    def flush(self) -> None:
+        """Writes what has been gathered; raises ``NOT_FINITE`` for a loss that is not finite."""
+        with self._lock:
+            records, self._pending = self._pending, []
+            if not records:
+                return
+            columns = list(zip(*records))
+            first = records[0][0]
+            losses = [float(value) for value in columns[1]]
+            message = run_pb2.StepRecords(
+                first_step=first,
+                epoch=[record[0] // self._steps_per_epoch for record in records],
+                loss=losses,
+                learning_rate=self._rates[first:first + len(records)],
+                step_seconds=columns[2], data_seconds=columns[3], copy_seconds=columns[4],
+                compute_seconds=columns[5], sync_seconds=columns[6], callback_seconds=columns[7],
+                samples=columns[8])
+            if columns[9][0] is not None:
+                message.correct.extend(int(value) for value in columns[9])
+            self._events.emit(steps=message)
+            for loss, record in zip(losses, records):
+                self._loss_sum += loss * record[8]
+                self._loss_samples += record[8]
+                if not math.isfinite(loss):
+                    raise CrosstrainError(
+                        "NOT_FINITE", "the loss of step %d is %r: training diverged; try a smaller learning rate "
+                        "or gradient clipping" % (record[0], loss), "training.optimizer")
+
+    def take_sums(self) -> tuple:
+        """Loss times samples, and samples, since the last call."""
+        with self._lock:
+            result = (self._loss_sum, self._loss_samples)
+            self._loss_sum, self._loss_samples = 0.0, 0
+            return result
+
+    def close(self) -> None:
+        """Stops the thread and writes the rest."""
+        self._stop.set()
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
+        self.flush()

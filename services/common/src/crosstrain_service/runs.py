@@ -1,0 +1,316 @@
+"""The runs of a service: one child process each, queued per device, surviving restarts of the front."""
+
+import collections
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from typing import Any, Callable, Deque, Dict, List, Optional
+
+from crosstrain_protos.v1 import run_pb2
+
+from .child import EXIT_ALREADY_RUNNING, EXIT_STORAGE_FULL
+from .checkpoint import CheckpointStore
+from .errors import CrosstrainError
+from .events import ENDED, EventLog
+from .rundir import RunDir, StoredRequest, body_of, start_time
+from .spool import SpoolReader, SpoolWriter
+from .training import Execution
+
+#: Runs that may wait at the same time.
+MAX_WAITING = 1000
+#: Attempts in a row that may end without a new checkpoint before the run fails.
+MAX_FRUITLESS_ATTEMPTS = 3
+#: Time a child gets to end by itself before it is killed, seconds.
+TERMINATE_SECONDS = 1.0
+_POLL_SECONDS = 0.02
+
+Environment = Callable[[str, Execution, str], Dict[str, str]]
+
+
+class RunRecord:
+    """A run as the front knows it, kept up to date from its spool."""
+
+    def __init__(self, directory: RunDir, stored: StoredRequest) -> None:
+        self.directory = directory
+        self.stored = stored
+        self.run = run_pb2.Run(
+            run_id=stored.request.run_id, kind=stored.kind, engine=stored.request.engine,
+            engine_version=stored.version, state=run_pb2.RUN_STATE_QUEUED)
+        self.run.create_time.FromNanoseconds(int(stored.created * 1e9))
+        self._reader = SpoolReader(directory.spool)
+        self._lock = threading.Lock()
+
+    def refresh(self) -> run_pb2.Run:
+        """Reads new events and returns the run as it stands (a copy)."""
+        with self._lock:
+            while True:
+                records = self._reader.read()
+                for sequence, payload in records:
+                    self._apply(sequence, run_pb2.RunEvent.FromString(payload))
+                if not records:
+                    break
+            copy = run_pb2.Run()
+            copy.CopyFrom(self.run)
+            return copy
+
+    @property
+    def ended(self) -> bool:
+        """Whether the run has ended."""
+        return self.refresh().state in ENDED
+
+    def _apply(self, sequence: int, event: run_pb2.RunEvent) -> None:
+        run = self.run
+        run.last_sequence = sequence
+        run.attempt = max(run.attempt, event.attempt)
+        kind = event.WhichOneof("event")
+        if kind == "attempt_started" and not run.HasField("start_time"):
+            run.start_time.CopyFrom(event.time)
+        elif kind == "state_changed":
+            run.state = event.state_changed.state
+            if run.state in ENDED:
+                run.end_time.CopyFrom(event.time)
+                if event.state_changed.HasField("error"):
+                    run.error.CopyFrom(event.state_changed.error)
+
+
+class RunManager:
+    """Accepts, queues, executes, adopts and cancels runs."""
+
+    def __init__(self, state_dir: str, package: str, artifacts_dir: str, environment: Environment) -> None:
+        self._root = os.path.join(state_dir, "runs")
+        self._package = package
+        self._artifacts = artifacts_dir
+        self._environment = environment
+        self._records = collections.OrderedDict()  # type: Dict[str, RunRecord]
+        self._queues = {}  # type: Dict[str, Deque[RunRecord]]
+        self._executions = {}  # type: Dict[str, Execution]
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
+        self._closed = False
+        os.makedirs(self._root, mode=0o700, exist_ok=True)
+
+    def recover(self, execution_of: Callable[[StoredRequest], Execution]) -> None:
+        """Loads the runs of an earlier front; unfinished ones are adopted or queued again."""
+        found = []
+        for name in os.listdir(self._root):
+            directory = RunDir(os.path.join(self._root, name))
+            stored = directory.stored()
+            if stored is not None:
+                found.append(RunRecord(directory, stored))
+        found.sort(key=lambda record: (record.stored.created, record.run.run_id))
+        with self._lock:
+            for record in found:
+                self._records[record.run.run_id] = record
+                if not record.ended:
+                    self._enqueue(record, execution_of(record.stored), adopt=record.directory.alive())
+
+    def submit(self, kind: int, request: Any, version: str, execution: Execution) -> run_pb2.Run:
+        """Accepts a run, or finds it again by its id; raises ``ID_REUSED``, ``LIMIT_EXCEEDED``, ``STORAGE_FULL``."""
+        with self._lock:
+            record = self._records.get(request.run_id)
+            if record is not None:
+                if record.stored.kind != kind or record.stored.body != body_of(request):
+                    raise CrosstrainError(
+                        "ID_REUSED", "run_id %s was used before with another request" % request.run_id, "run_id")
+                return record.refresh()
+            if sum(len(queue) for queue in self._queues.values()) >= MAX_WAITING:
+                raise CrosstrainError("LIMIT_EXCEEDED", "%d runs are waiting already" % MAX_WAITING)
+            directory = RunDir(os.path.join(self._root, request.run_id))
+            try:
+                directory.create(kind, request, time.time(), version)
+                stored = directory.stored()
+                assert stored is not None
+                record = RunRecord(directory, stored)
+                self._append(record, run_pb2.RUN_STATE_QUEUED)
+            except OSError:
+                raise CrosstrainError("STORAGE_FULL", "no room to store the run")
+            self._records[request.run_id] = record
+            self._enqueue(record, execution)
+            return record.refresh()
+
+    def get(self, run_id: str) -> RunRecord:
+        """A run by its id; raises ``RUN_NOT_FOUND``."""
+        with self._lock:
+            record = self._records.get(run_id)
+        if record is None:
+            raise CrosstrainError("RUN_NOT_FOUND", "there is no run %r" % run_id[:140], "run_id")
+        return record
+
+    def list(self) -> List[RunRecord]:
+        """All runs, newest first."""
+        with self._lock:
+            return list(reversed(list(self._records.values())))
+
+    def cancel(self, run_id: str) -> run_pb2.Run:
+        """Ends a run; returns once its process is gone (or it never started)."""
+        record = self.get(run_id)
+        if record.ended:
+            return record.refresh()
+        record.directory.request_cancel()
+        with self._changed:
+            self._changed.notify_all()
+        deadline = time.time() + 10
+        while not record.ended and time.time() < deadline:
+            time.sleep(_POLL_SECONDS)
+        return record.refresh()
+
+    def close(self) -> None:
+        """Stops supervising; children go on and are adopted by the next front."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def _enqueue(self, record: RunRecord, execution: Execution, adopt: bool = False) -> None:
+        device = "%s:%d" % (execution.device, execution.device_index)
+        self._executions[record.run.run_id] = execution
+        if device not in self._queues:
+            self._queues[device] = collections.deque()
+            threading.Thread(target=self._serve, args=(self._queues[device],), name="device " + device,
+                             daemon=True).start()
+        if adopt:
+            self._queues[device].appendleft(record)
+        else:
+            self._queues[device].append(record)
+        self._changed.notify_all()
+
+    def _serve(self, queue: "Deque[RunRecord]") -> None:
+        """Executes the runs of one device, one after the other."""
+        while True:
+            with self._changed:
+                while not queue and not self._closed:
+                    self._changed.wait()
+                if self._closed:
+                    return
+                record = queue[0]
+            try:
+                self._execute(record)
+            except Exception as error:  # a defect must not stop the queue
+                self._fail(record, CrosstrainError("INTERNAL", "%s: %s" % (type(error).__name__, error)))
+            with self._changed:
+                if self._closed:
+                    return
+                queue.popleft()
+                for waiting in [item for item in queue if item.directory.cancel_requested()]:
+                    queue.remove(waiting)
+                    self._append(waiting, run_pb2.RUN_STATE_CANCELLED)
+
+    def _execute(self, record: RunRecord) -> None:
+        """Runs attempts until the run has ended."""
+        fruitless = 0
+        checkpoints = CheckpointStore(record.directory.checkpoints)
+        while not self._closed:
+            before = checkpoints.newest_step()
+            if record.directory.alive():
+                status = self._adopt(record)
+            elif record.directory.cancel_requested():
+                status = None
+            else:
+                status = self._start(record)
+            if self._closed:
+                return
+            if record.ended:
+                return
+            if record.directory.cancel_requested():
+                self._append(record, run_pb2.RUN_STATE_CANCELLED, CrosstrainError("CANCELLED", "cancelled on request"))
+                return
+            if status == EXIT_STORAGE_FULL:
+                self._fail(record, CrosstrainError("STORAGE_FULL", "no room left for the run's events"))
+                return
+            fruitless = 0 if checkpoints.newest_step() > before else fruitless + 1
+            if fruitless >= MAX_FRUITLESS_ATTEMPTS:
+                self._fail(record, self._death(record, status))
+                return
+
+    def _start(self, record: RunRecord) -> Optional[int]:
+        """Starts a child and waits for its end; returns its exit status."""
+        directory, run_id = record.directory, record.run.run_id
+        execution = self._executions[run_id]
+        environment = dict(os.environ)
+        environment["PYTHONHASHSEED"] = "0"
+        environment.update(self._environment(record.run.engine, execution, directory.work))
+        command = [
+            sys.executable, "-m", "crosstrain_service.child", "--run-dir", directory.path,
+            "--artifacts", self._artifacts, "--package", self._package, "--attempt", str(record.refresh().attempt + 1),
+            "--affinity", ",".join(map(str, execution.cpu_affinity)),
+        ]
+        with open(directory.log, "ab") as log:
+            # A session of its own: signals meant for the front do not reach the child, and all of
+            # the child's processes can be ended together.
+            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                                       env=environment, start_new_session=True, close_fds=True)
+        while not self._closed:
+            try:
+                return process.wait(_POLL_SECONDS)
+            except subprocess.TimeoutExpired:
+                if directory.cancel_requested():
+                    _end_group(process.pid, lambda: process.poll() is None)
+                    return process.wait()
+        return None
+
+    def _adopt(self, record: RunRecord) -> Optional[int]:
+        """Waits for the end of a child that another front started."""
+        directory = record.directory
+        while directory.alive() and not self._closed:
+            if directory.cancel_requested():
+                child = directory.child()
+                if child is not None and start_time(child["pid"]) == child["started"]:
+                    _end_group(child["pid"], directory.alive)
+            time.sleep(_POLL_SECONDS)
+        return None
+
+    def _death(self, record: RunRecord, status: Optional[int]) -> CrosstrainError:
+        how = "without a result"
+        if status is not None and status < 0:
+            try:
+                how = "by signal %s" % signal.Signals(-status).name
+            except ValueError:
+                how = "by signal %d" % -status
+        elif status not in (None, EXIT_ALREADY_RUNNING):
+            how = "with exit status %d" % status
+        output = record.directory.last_output()
+        return CrosstrainError("CHILD_DIED", "the process of the run ended %s in %d attempts in a row%s" % (
+            how, MAX_FRUITLESS_ATTEMPTS, "; its last output: " + _without_paths(output) if output else ""))
+
+    def _fail(self, record: RunRecord, error: CrosstrainError) -> None:
+        if not record.ended:
+            if error.reason == "STORAGE_FULL":
+                record.directory.free_reserve()
+            self._append(record, run_pb2.RUN_STATE_FAILED, error)
+
+    def _append(self, record: RunRecord, state: int, error: Optional[CrosstrainError] = None) -> None:
+        """Appends a change of state; only while no child lives, since a spool has one writer."""
+        writer = SpoolWriter(record.directory.spool)
+        try:
+            events = EventLog(writer, record.run.run_id, record.refresh().attempt)
+            try:
+                events.state(state, error)
+            except OSError:
+                record.directory.free_reserve()
+                events.state(state, error)
+        finally:
+            writer.close()
+
+
+def _end_group(pid: int, alive: Callable[[], bool]) -> None:
+    """Ends a process and all of its session: first politely, then not."""
+    deadline = time.time() + TERMINATE_SECONDS
+    _signal(pid, signal.SIGTERM)
+    while alive() and time.time() < deadline:
+        time.sleep(_POLL_SECONDS)
+    _signal(pid, signal.SIGKILL)
+    while alive():
+        time.sleep(_POLL_SECONDS)
+
+
+def _signal(pid: int, number: int) -> None:
+    try:
+        os.killpg(pid, number)
+    except (ProcessLookupError, PermissionError):
+        pass
+
+
+def _without_paths(text: str) -> str:
+    return " ".join("<path>" if "/" in word and len(word) > 1 else word for word in text.split())

@@ -1,0 +1,95 @@
+"""Memory, processor and GPU use of a run, sampled in a thread of its own.
+
+Memory has one definition for every engine: peak resident memory of the child process and
+its ranks, with the value after the framework was imported beside it.
+"""
+
+import statistics
+import threading
+from typing import List, Optional
+
+import psutil
+from crosstrain_protos.v1 import run_pb2
+
+from .events import EventLog
+from .gpu import GpuMeter
+
+SAMPLE_SECONDS = 0.5
+#: A sample is reported every this many samples.
+REPORT_EVERY = 4
+
+
+def peak_resident_bytes() -> int:
+    """Peak resident memory of this process so far, bytes (VmHWM on Linux)."""
+    try:
+        with open("/proc/self/status") as file:
+            for line in file:
+                if line.startswith("VmHWM:"):
+                    return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return int(psutil.Process().memory_info().rss)
+
+
+class Telemetry:
+    """Samples until it is stopped and reports through the run's events."""
+
+    def __init__(self, events: EventLog, gpu: Optional[GpuMeter] = None) -> None:
+        self._events = events
+        self._gpu = gpu
+        self._process = psutil.Process()
+        self._after_import = 0
+        self._ranks_peak = 0
+        self._gpu_peak = 0
+        self._utilization = []  # type: List[float]
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="telemetry", daemon=True)
+
+    def start(self) -> None:
+        """Takes the present resident memory as the value after import, and begins to sample."""
+        self._after_import = self._process.memory_info().rss
+        self._thread.start()
+
+    def _run(self) -> None:
+        count = 0
+        while not self._stop.wait(SAMPLE_SECONDS):
+            sample = self.sample()
+            count += 1
+            if count % REPORT_EVERY == 0:
+                try:
+                    self._events.emit(resources=sample)
+                except OSError:  # a full disk is reported by the training thread
+                    return
+
+    def sample(self) -> run_pb2.ResourceSample:
+        """The present values."""
+        resident = self._process.memory_info().rss
+        ranks = 0
+        pids = [self._process.pid]
+        for child in self._process.children(recursive=True):
+            try:
+                ranks += child.memory_info().rss
+                pids.append(child.pid)
+            except psutil.Error:
+                continue
+        self._ranks_peak = max(self._ranks_peak, ranks)
+        times = self._process.cpu_times()
+        sample = run_pb2.ResourceSample(
+            memory_bytes=resident + ranks, memory_peak_bytes=peak_resident_bytes() + self._ranks_peak,
+            memory_after_import_bytes=self._after_import, cpu_seconds=times.user + times.system)
+        if self._gpu is not None:
+            self._gpu_peak = max(self._gpu_peak, self._gpu.memory_bytes(pids))
+            utilization = self._gpu.utilization_percent()
+            self._utilization.append(utilization)
+            sample.gpu_memory_peak_bytes = self._gpu_peak
+            sample.gpu_utilization_percent = utilization
+        return sample
+
+    def utilization_median(self) -> Optional[float]:
+        """Median GPU utilisation over the samples, percent; None without a GPU."""
+        return statistics.median(self._utilization) if self._utilization else None
+
+    def stop(self) -> None:
+        """Ends sampling."""
+        self._stop.set()
+        self._thread.join()
