@@ -1,0 +1,53 @@
+"""TensorFlow engines: ``tensorflow`` (operations and variables) and ``keras-tensorflow`` (``model.fit``).
+
+Both work with TensorFlow 2.12 and Keras 2.12 up to TensorFlow 2.21 and Keras 3. Importing this module does
+not import TensorFlow, because :func:`environment` has to take effect before.
+"""
+
+import os
+
+#: Engine name to "module:Class".
+ENGINES = {
+    "tensorflow": "crosstrain_tensorflow.engine:TensorFlowEngine",
+    "keras-tensorflow": "crosstrain_tensorflow.keras.engine:KerasEngine",
+}
+
+
+def environment(engine, execution, run_dir):
+    # type: (str, object, str) -> dict
+    """Environment variables that must be set before TensorFlow is imported.
+
+    ``execution`` is a :class:`crosstrain_service.training.Execution`. Keras is given a configuration folder
+    of its own inside ``run_dir``, so that no ``keras.json`` of the user's changes the function.
+    ``TF_ENABLE_ONEDNN_OPTS`` and ``XLA_FLAGS`` are taken over from the caller's environment.
+    """
+    threads = str(execution.intra_threads)
+    variables = {
+        "CUDA_VISIBLE_DEVICES": _visible_devices(execution),
+        "TF_CPP_MIN_LOG_LEVEL": "2",
+        "TF_DETERMINISTIC_OPS": "1" if execution.deterministic else "0",
+        "TF_ENABLE_ONEDNN_OPTS": os.environ.get("TF_ENABLE_ONEDNN_OPTS", "1"),
+        "TF_FORCE_GPU_ALLOW_GROWTH": "true" if execution.gpu_memory_growth else "false",
+        "TF_USE_LEGACY_KERAS": "0",
+        "KERAS_BACKEND": "tensorflow",
+        "KERAS_HOME": os.path.join(run_dir, "keras"),
+        "OMP_NUM_THREADS": threads,
+        "OPENBLAS_NUM_THREADS": threads,
+        "MKL_NUM_THREADS": threads,
+    }
+    if execution.device == "cuda":
+        variables["NVIDIA_TF32_OVERRIDE"] = "1" if execution.allow_tf32 else "0"
+        if execution.deterministic:
+            variables["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
+            flags = [os.environ.get("XLA_FLAGS", ""), "--xla_gpu_deterministic_ops=true"]
+            variables["XLA_FLAGS"] = " ".join(flags).strip()
+    return variables
+
+
+def _visible_devices(execution):
+    # type: (object) -> str
+    if execution.device != "cuda":
+        return ""
+    allowed = [item.strip() for item in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if item.strip()]
+    index = execution.device_index
+    return allowed[index] if index < len(allowed) else str(index)

@@ -1,0 +1,68 @@
+"""What the two engines can do, for ``Engine.info``."""
+
+from typing import Dict
+
+import tensorflow as tf
+
+from crosstrain_service.capabilities import EXACT, UNSUPPORTED, Feature, declare
+
+_EXACT = (
+    "layer.convolution1d", "layer.convolution2d", "layer.pool1d", "layer.pool2d", "layer.pool.max",
+    "layer.pool.average", "layer.dense", "layer.relu", "layer.flatten", "layer.batch_norm",
+    "layer.local_response_norm", "layer.pad",
+    "schedule.per_step", "semantics.canonical", "semantics.native", "precision.float32", "precision.float64",
+    "device.cpu", "execution.deterministic", "execution.nondeterministic", "execution.intra_threads",
+    "execution.inter_threads", "probe",
+)
+_EMULATED = {
+    "layer.convolution.asymmetric_padding": "\"SAME\" where it means the same, else zeros added before",
+    "layer.pool.average.include_pad": "zeros added before; windows beyond the padding get a constant factor",
+    "layer.pool.average.exclude_pad": "\"SAME\" where it means the same, else zeros added and a constant factor",
+    "layer.pool.padding": "\"SAME\" where it means the same, else minus infinity or zeros added before",
+    "layer.pool.asymmetric_padding": "\"SAME\" where it means the same, else minus infinity or zeros added before",
+    "layer.pool.ceil": "the end is padded with minus infinity (maximum) or zeros and a factor (average)",
+    "layer.dropout": "multiplication with the platform's mask",
+}
+_PARALLEL = ("parallel.data", "parallel.tensor", "parallel.pipeline")
+_CUDA = ("device.cuda", "execution.gpu_memory_growth", "execution.tf32")
+
+
+def plain_features():
+    # type: () -> Dict[str, Feature]
+    """Features of the engine ``tensorflow``: every rule is written in operations."""
+    return _features(
+        exact=("optimizer.sgd", "optimizer.sgd.momentum", "optimizer.sgd.nesterov", "optimizer.rmsprop",
+               "optimizer.adagrad", "optimizer.adam", "optimizer.adadelta", "decay.l2", "decay.decoupled",
+               "clip.global_norm"),
+        emulated={},
+    )
+
+
+def keras_features():
+    # type: () -> Dict[str, Feature]
+    """Features of the engine ``keras-tensorflow``: Keras's own optimizers where they have the canonical form."""
+    own = "a keras.optimizers.Optimizer of our own; Keras's has another form (epsilon)"
+    return _features(
+        exact=("optimizer.sgd", "optimizer.sgd.momentum", "optimizer.sgd.nesterov", "optimizer.adadelta",
+               "decay.decoupled", "clip.global_norm"),
+        emulated={
+            "optimizer.rmsprop": own, "optimizer.adagrad": own, "optimizer.adam": own,
+            "decay.l2": "added to the gradient in a subclass of the optimizer: a Keras regularizer acts before "
+                        "clipping and shows in the loss",
+        },
+    )
+
+
+def _features(exact, emulated):
+    # type: (tuple, Dict[str, str]) -> Dict[str, Feature]
+    features = declare(
+        exact=_EXACT + exact,
+        emulated=dict(_EMULATED, **emulated),
+        unsupported={name: "one device for now" for name in _PARALLEL},
+    )
+    cuda = tf.test.is_built_with_cuda()
+    for name in _CUDA:
+        features[name] = Feature(EXACT, "written, not yet tried on a GPU") if cuda else Feature(
+            UNSUPPORTED, "this build of TensorFlow is for CPUs only")
+    features["compiler.xla"] = Feature(EXACT, "jit_compile=True; every batch size is compiled once")
+    return features

@@ -1,0 +1,159 @@
+"""The network in plain TensorFlow: a ``tf.Module`` of variables and operations, channels last inside."""
+
+from collections import OrderedDict
+from typing import Callable, Dict, List, Mapping, NamedTuple, Optional, Tuple
+
+import numpy as np
+import tensorflow as tf
+
+from crosstrain_service.model import (
+    BatchNorm, Convolution, Dense, Dropout, Flatten, Layer, LocalResponseNorm, Model, Pad, Pool, Relu, Shape,
+)
+
+from . import operations
+from .geometry import convolution_padding, pool_padding
+from .layout import Layout
+
+#: Constants of Keras's BatchNormalization, which users of plain TensorFlow take for want of another default.
+NATIVE_EPSILON = 1e-3
+NATIVE_MOMENTUM = 0.99
+
+
+class Pass(object):
+    """One forward pass: what it is for, and what it notes down.
+
+    ``normalize_by_batch`` makes batch norm use the batch's own statistics, ``update_statistics`` also averages
+    them into the running ones (native). ``masks`` (canonical layout) and ``step`` (for dropout drawn by
+    TensorFlow) are used if ``drop``. ``outputs`` and ``statistics`` are filled.
+    """
+
+    def __init__(self, training=False, update_statistics=False, drop=None, masks=None, step=None):
+        # type: (bool, bool, Optional[bool], Optional[Mapping[str, tf.Tensor]], Optional[tf.Tensor]) -> None
+        self.normalize_by_batch = training
+        self.update_statistics = update_statistics
+        self.drop = training if drop is None else drop
+        self.masks = masks or {}
+        self.step = step
+        self.outputs = OrderedDict()  # type: Dict[str, tf.Tensor]
+        self.statistics = OrderedDict()  # type: Dict[str, Tuple[tf.Tensor, tf.Tensor]]
+
+
+class _Stage(NamedTuple):
+    name: str
+    run: Callable[[tf.Tensor, Pass], tf.Tensor]
+
+
+class Network(tf.Module):
+    """``variables_by_name`` holds the trained parameters, ``running`` the evaluation statistics.
+
+    All start at 0 (gamma and variance at 1); names are canonical, layouts are those of :class:`Layout`.
+    With ``native`` batch norm and dropout are TensorFlow's own.
+    """
+
+    def __init__(self, model, layout, dtype, native, seed):
+        # type: (Model, Layout, tf.DType, bool, int) -> None
+        super().__init__(name="network")
+        self._dtype = dtype
+        self._native = native
+        self._seed = seed & 0x7FFFFFFF
+        self._layout = layout
+        self._input_shape = model.input_shape
+        self.variables_by_name = OrderedDict(
+            (name, self._variable(name, layout.to_framework(name, np.zeros(shape, dtype.as_numpy_dtype))))
+            for name, shape in model.parameter_shapes().items()
+        )
+        self.running = OrderedDict(
+            (name, self._variable(name, np.zeros(shape, dtype.as_numpy_dtype), trainable=False))
+            for name, shape in model.statistics_shapes().items()
+        )
+        shapes = model.input_shapes()
+        self._stages = [
+            _Stage(layer.name, self._stage(layer, shapes[layer.name], index))
+            for index, layer in enumerate(model.layers)
+        ]  # type: List[_Stage]
+
+    def _variable(self, name, value, trainable=True):
+        # type: (str, np.ndarray, bool) -> tf.Variable
+        if name.endswith((".gamma", ".running_var")):
+            value = value + 1
+        safe = "".join(char if char.isalnum() else "_" for char in name)
+        return tf.Variable(value, trainable=trainable, dtype=self._dtype, name=safe)
+
+    def __call__(self, x, run):
+        # type: (tf.Tensor, Pass) -> tf.Tensor
+        """Logits (B, K) for ``x`` in canonical layout."""
+        y = operations.to_channels_last(x, self._input_shape)
+        for stage in self._stages:
+            y = stage.run(y, run)
+            run.outputs[stage.name] = y
+        return y
+
+    def _stage(self, layer, shape, index):
+        # type: (Layer, Shape, int) -> Callable[[tf.Tensor, Pass], tf.Tensor]
+        if isinstance(layer, Convolution):
+            kernel, bias = self._weights(layer.name)
+            padding = convolution_padding(layer, shape[1:])
+            return lambda x, run: operations.convolution(x, kernel, bias, layer.stride, padding)
+        if isinstance(layer, Pool):
+            pool = operations.max_pool if layer.kind == "max" else operations.average_pool
+            padding = pool_padding(layer, shape[1:])
+            return lambda x, run: pool(x, layer.kernel, layer.stride, padding)
+        if isinstance(layer, Dense):
+            weight, bias = self._weights(layer.name)
+            if bias is None:
+                return lambda x, run: tf.matmul(x, weight)
+            return lambda x, run: tf.nn.bias_add(tf.matmul(x, weight), bias)
+        if isinstance(layer, Relu):
+            return lambda x, run: tf.nn.relu(x)
+        if isinstance(layer, Flatten):
+            return self._flatten(layer, shape)
+        if isinstance(layer, Dropout):
+            return lambda x, run: self._dropout(layer, shape, index, x, run)
+        if isinstance(layer, BatchNorm):
+            return lambda x, run: self._batch_norm(layer, x, run)
+        if isinstance(layer, LocalResponseNorm):
+            return lambda x, run: operations.local_response_norm(x, layer.size, layer.alpha_sum, layer.beta, layer.k)
+        if isinstance(layer, Pad):
+            pads = tuple(zip(layer.begin, layer.end))
+            return lambda x, run: operations.pad(x, pads)
+        raise TypeError("layer %r of unknown kind %s" % (layer.name, type(layer).__name__))
+
+    def _weights(self, name):
+        # type: (str) -> Tuple[tf.Variable, Optional[tf.Variable]]
+        return self.variables_by_name[name + ".weight"], self.variables_by_name.get(name + ".bias")
+
+    def _flatten(self, layer, shape):
+        # type: (Flatten, Shape) -> Callable[[tf.Tensor, Pass], tf.Tensor]
+        size = int(np.prod(shape))
+        if layer.name in self._layout.transposed:
+            return lambda x, run: tf.reshape(operations.to_channels_first(x), (-1, size))
+        return lambda x, run: tf.reshape(x, (-1, size))
+
+    def _dropout(self, layer, shape, index, x, run):
+        # type: (Dropout, Shape, int, tf.Tensor, Pass) -> tf.Tensor
+        if not run.drop or layer.rate == 0:
+            return x
+        if self._native:
+            seed = tf.stack([tf.constant(self._seed, tf.int64), run.step * 4096 + index])
+            return tf.nn.experimental.stateless_dropout(x, layer.rate, seed)
+        return x * operations.to_channels_last(run.masks[layer.name], shape)
+
+    def _batch_norm(self, layer, x, run):
+        # type: (BatchNorm, tf.Tensor, Pass) -> tf.Tensor
+        gamma, beta = (self.variables_by_name["%s.%s" % (layer.name, part)] for part in ("gamma", "beta"))
+        mean, variance = (self.running["%s.running_%s" % (layer.name, part)] for part in ("mean", "var"))
+        epsilon = NATIVE_EPSILON if layer.epsilon is None else layer.epsilon
+        if not run.normalize_by_batch:
+            return tf.nn.batch_normalization(x, mean, variance, beta, gamma, epsilon)
+        if run.update_statistics and self._native and len(x.shape) == 4 and x.dtype == tf.float32:
+            # The fused operation returns the variance with Bessel's correction.
+            y, batch_mean, batch_variance = tf.compat.v1.nn.fused_batch_norm(x, gamma, beta, epsilon=epsilon)
+        else:
+            batch_mean, batch_variance = tf.nn.moments(x, list(range(len(x.shape) - 1)))
+            y = tf.nn.batch_normalization(x, batch_mean, batch_variance, beta, gamma, epsilon)
+        run.statistics[layer.name] = (batch_mean, batch_variance)
+        if run.update_statistics and self._native:
+            momentum = NATIVE_MOMENTUM if layer.momentum is None else layer.momentum
+            mean.assign_sub((mean - batch_mean) * (1.0 - momentum))
+            variance.assign_sub((variance - batch_variance) * (1.0 - momentum))
+        return y

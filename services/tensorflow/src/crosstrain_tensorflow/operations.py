@@ -1,0 +1,83 @@
+"""Operations on channels-last tensors that TensorFlow does not offer in the form the canonical function needs."""
+
+from typing import Optional, Sequence
+
+import numpy as np
+import tensorflow as tf
+
+from .geometry import Padding, Pads
+
+
+def to_channels_last(x, shape):
+    # type: (tf.Tensor, Sequence[int]) -> tf.Tensor
+    """(B, C, spatial...) to (B, spatial..., C), by a reshape alone where that is the same; (B, F) unchanged.
+
+    ``shape`` is the static shape without the batch.
+    """
+    if len(shape) == 1:
+        return x
+    if shape[0] == 1 or int(np.prod(shape[1:])) == 1:
+        return tf.reshape(x, (-1,) + tuple(shape[1:]) + (shape[0],))
+    return tf.transpose(x, [0] + list(range(2, len(shape) + 1)) + [1])
+
+
+def to_channels_first(x):
+    # type: (tf.Tensor) -> tf.Tensor
+    """(B, spatial..., C) to (B, C, spatial...)."""
+    rank = len(x.shape)
+    return tf.transpose(x, [0, rank - 1] + list(range(1, rank - 1)))
+
+
+def pad(x, pads, value=0.0):
+    # type: (tf.Tensor, Optional[Pads], float) -> tf.Tensor
+    """Pads the spatial dimensions of (B, spatial..., C) with ``value``; ``None`` pads nothing."""
+    if pads is None:
+        return x
+    return tf.pad(x, [(0, 0)] + [tuple(pair) for pair in pads] + [(0, 0)], constant_values=value)
+
+
+def convolution(x, kernel, bias, stride, padding):
+    # type: (tf.Tensor, tf.Tensor, Optional[tf.Tensor], Sequence[int], Padding) -> tf.Tensor
+    """Cross-correlation of (B, spatial..., I) with a kernel (spatial..., I, O), and a bias (O,) or None."""
+    x = pad(x, padding.pads)
+    if len(stride) == 1:
+        y = tf.nn.conv1d(x, kernel, stride[0], padding.mode)
+    else:
+        y = tf.nn.conv2d(x, kernel, list(stride), padding.mode)
+    return y if bias is None else tf.nn.bias_add(y, bias)
+
+
+def max_pool(x, kernel, stride, padding):
+    # type: (tf.Tensor, Sequence[int], Sequence[int], Padding) -> tf.Tensor
+    """Maximum of every window; explicit padding is minus infinity and so is never chosen.
+
+    TensorFlow's gradient goes to the first maximum in row-major order.
+    """
+    pool = tf.nn.max_pool1d if len(kernel) == 1 else tf.nn.max_pool2d
+    return pool(pad(x, padding.pads, -np.inf), list(kernel), list(stride), padding.mode)
+
+
+def average_pool(x, kernel, stride, padding):
+    # type: (tf.Tensor, Sequence[int], Sequence[int], Padding) -> tf.Tensor
+    """Mean of every window, corrected by ``padding.factors`` where the divisor is not the kernel's area."""
+    pool = tf.nn.avg_pool1d if len(kernel) == 1 else tf.nn.avg_pool2d
+    y = pool(pad(x, padding.pads), list(kernel), list(stride), padding.mode)
+    return y if padding.factors is None else y * tf.constant(padding.factors, y.dtype)
+
+
+def local_response_norm(x, size, alpha_sum, beta, k):
+    # type: (tf.Tensor, int, float, float, float) -> tf.Tensor
+    """``x / (k + alpha_sum * sum x^2) ** beta`` over ``size`` neighbouring channels of (B, spatial..., C).
+
+    TensorFlow's own operation takes float32 alone (its alpha multiplies the sum); in float64 the sum over
+    channels is a product with a band matrix of ones.
+    """
+    radius = (size - 1) // 2
+    if x.dtype == tf.float32:
+        flat = tf.expand_dims(x, 1) if len(x.shape) == 3 else x
+        y = tf.nn.local_response_normalization(flat, radius, k, alpha_sum, beta)
+        return tf.squeeze(y, 1) if len(x.shape) == 3 else y
+    channel = np.arange(x.shape[-1])
+    band = np.abs(channel[:, np.newaxis] - channel) <= radius
+    total = tf.tensordot(tf.square(x), tf.constant(band, x.dtype), 1)
+    return x * tf.pow(k + alpha_sum * total, -beta)
