@@ -1,0 +1,1 @@
+"""The engine ``keras-tensorflow``: a functional Keras model trained by ``model.fit``."""

@@ -1,0 +1,103 @@
+"""The few places where Keras 2.12 and Keras 3 differ for this package.
+
+Keras is always taken as ``tensorflow.keras``: in Keras 2.12 the package ``keras`` itself offers the interface of
+TensorFlow 1, with other optimizers.
+"""
+
+import contextlib
+from typing import Any, Dict, Iterator, List
+
+import tensorflow as tf
+from tensorflow import keras
+
+#: Whether this is Keras 3 (several backends, no ``keras.backend`` of functions).
+KERAS_3 = int(keras.__version__.split(".")[0]) >= 3
+
+
+@contextlib.contextmanager
+def float_type(name):
+    # type: (str) -> Iterator[None]
+    """Sets Keras's default floating type, which new variables, losses and metrics take, for a while."""
+    before = keras.backend.floatx()
+    keras.backend.set_floatx(name)
+    try:
+        yield
+    finally:
+        keras.backend.set_floatx(before)
+
+
+def tensorflow_variable(variable):
+    # type: (Any) -> tf.Variable
+    """The TensorFlow variable behind a variable of Keras's."""
+    return variable.value if KERAS_3 else variable
+
+
+def optimizer_options():
+    # type: () -> Dict[str, Any]
+    """Arguments of every optimizer unless the job says otherwise.
+
+    Keras 2 would compile the update alone by XLA on a GPU, and in some classes multiply with a decay of 0.
+    """
+    return {"weight_decay": None} if KERAS_3 else {"weight_decay": None, "jit_compile": False}
+
+
+def slot(optimizer, variable, name, value):
+    # type: (keras.optimizers.Optimizer, Any, str, float) -> Any
+    """A new variable of ``optimizer``, like ``variable`` and filled with ``value``."""
+    if KERAS_3:
+        initializer = keras.initializers.Constant(value)
+        return optimizer.add_variable_from_reference(variable, name=name, initializer=initializer)
+    start = tf.fill(variable.shape, tf.cast(value, variable.dtype))
+    return optimizer.add_variable_from_reference(variable, name, initial_value=start)
+
+
+def variable_index(optimizer, variable):
+    # type: (keras.optimizers.Optimizer, Any) -> int
+    """Position of a trained variable in the list that the optimizer was built with."""
+    if KERAS_3:
+        return optimizer._get_variable_index(variable)
+    return optimizer._index_dict[optimizer._var_key(variable)]
+
+
+def compile_model(model, jit_compile, **arguments):
+    # type: (keras.Model, bool, Any) -> None
+    """``model.compile``; in Keras 3 XLA is not dropped because determinism is on.
+
+    Keras 3 turns ``jit_compile`` off with a warning while TensorFlow's determinism is enabled, since XLA refuses
+    some operations then; here such an operation shall raise instead.
+    """
+    model.compile(jit_compile=jit_compile, **arguments)
+    if KERAS_3 and jit_compile:
+        model._jit_compile = True
+
+
+def batch_norm_options(epsilon):
+    # type: (float) -> Dict[str, Any]
+    """Keeps Keras 2 from its fused operation where that would raise ``epsilon`` to its minimum of 1.001e-5."""
+    return {"fused": False} if not KERAS_3 and epsilon <= 1.001e-5 else {}
+
+
+def dropout_options():
+    # type: () -> Dict[str, Any]
+    """Makes Keras 2 draw dropout from a generator with a state that can be stored, as Keras 3 always does."""
+    return {} if KERAS_3 else {"rng_type": "stateful", "force_generator": True}
+
+
+def dropout_state(layer):
+    # type: (keras.layers.Dropout) -> Any
+    """The variable that holds the state of a dropout layer's generator."""
+    if KERAS_3:
+        return layer.seed_generator.state
+    return layer._random_generator._generator.state
+
+
+def optimizer_variables(optimizer):
+    # type: (keras.optimizers.Optimizer) -> List[Any]
+    """All variables of an optimizer, in the order of their creation."""
+    return list(optimizer.variables)
+
+
+def run_fit(model, dataset, steps, callback):
+    # type: (keras.Model, tf.data.Dataset, int, keras.callbacks.Callback) -> None
+    """One epoch of ``model.fit`` without output."""
+    model.fit(dataset, epochs=1, steps_per_epoch=steps, callbacks=[callback], shuffle=False, verbose=0)

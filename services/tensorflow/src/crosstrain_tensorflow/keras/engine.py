@@ -1,0 +1,193 @@
+"""The engine ``keras-tensorflow``: a functional model, a Keras optimizer and ``model.fit``."""
+
+import contextlib
+from typing import Any, Dict, Iterator, Mapping, Tuple
+
+import numpy as np
+import tensorflow as tf
+from tensorflow import keras
+
+from crosstrain_service.engine import Arrays, Batch, Engine, EngineInfo, Intermediates, Loop
+from crosstrain_service.model import Model
+from crosstrain_service.training import Execution, Training
+
+from .. import device, features
+from ..layout import Layout
+from ..optimizer import read_state, write_state
+from . import compat, optimizer
+from .feed import Feed, StepReporter
+from .layers import RecordedLoss
+from .model import KerasNetwork
+
+
+class KerasEngine(Engine):
+    """One call of ``model.fit`` per epoch; Keras's compiled training function is made once.
+
+    Dropout masks are additional inputs in canonical semantics. Native semantics differ in the optimizer
+    (Keras's classes and defaults), dropout (Keras's layer, with a generator whose state is stored), batch
+    norm (Keras's defaults) and L2: ``keras.regularizers.L2(rate)``, so ``g += 2 rate w`` before clipping. The reported
+    loss never holds the penalty.
+    """
+
+    name = "keras-tensorflow"
+
+    @classmethod
+    def info(cls):
+        # type: () -> EngineInfo
+        libraries = {"keras": keras.__version__, "tensorflow": tf.__version__, "numpy": np.__version__}
+        return EngineInfo(cls.name, keras.__version__, features.keras_features(), libraries)
+
+    def __init__(self, model, training, execution):
+        # type: (Model, Training, Execution) -> None
+        self._execution = execution
+        self._rule = training.rule
+        self._device = device.configure(execution)
+        self._dtype = execution.precision or "float32"
+        self._layout = Layout(model)
+        compiled = execution.compiler == "xla"
+        with self._scope():
+            if execution.native:
+                keras.utils.set_random_seed(training.seed & 0x7FFFFFFF)
+            self._network = KerasNetwork(model, training, self._layout, self._dtype, execution.native)
+            self._variables = self._network.variables_by_name
+            self._optimizer = optimizer.build(training, self._variables, execution.native)
+            self._loss = RecordedLoss(self._dtype)
+            if self._network.inference is not self._network.training:
+                compat.compile_model(self._network.inference, compiled)
+            compat.compile_model(self._network.training, compiled, optimizer=self._optimizer, loss=self._loss)
+            self._feed = Feed(model, self._dtype, self._network.mask_inputs)
+
+    @contextlib.contextmanager
+    def _scope(self):
+        # type: () -> Iterator[None]
+        # No device scope: the process sees one device only, and tf.data has to stay on the CPU.
+        with compat.float_type(self._dtype):
+            yield
+
+    def train(self, loop):
+        # type: (Loop) -> None
+        reporter = StepReporter(loop, self._loss, self._optimizer)
+        for epoch in loop.epochs():
+            self._feed.start(epoch.batches())
+            with self._scope():
+                try:
+                    compat.run_fit(self._network.training, self._feed.dataset, epoch.steps, reporter)
+                except Exception:
+                    if self._feed.error is None:
+                        raise
+            if self._feed.error is not None:
+                raise self._feed.error
+
+    def predict(self, x):
+        # type: (np.ndarray) -> np.ndarray
+        with self._scope():
+            return np.array(self._network.inference.predict_on_batch(np.asarray(x, self._dtype)))
+
+    def intermediates(self, batch):
+        # type: (Batch) -> Intermediates
+        kept = read_state(self._hidden_state())
+        with self._scope():
+            x = tf.convert_to_tensor(batch.x, self._dtype)
+            masks = {name: tf.convert_to_tensor(batch.masks[name], self._dtype)
+                     for name in self._network.mask_inputs}
+            with tf.GradientTape() as tape:
+                tape.watch(x)
+                outputs = self._network.forward(x, masks, training=True)
+                logits = list(outputs.values())[-1]
+                loss = self._loss(tf.convert_to_tensor(batch.labels), logits)
+            sources = list(outputs.values()) + [compat.tensorflow_variable(item) for item in self._variables.values()]
+            found = tape.gradient(loss, sources)
+        write_state(self._hidden_state(), kept)
+        convert = self._layout.output_to_canonical
+        return Intermediates(
+            loss=float(loss),
+            outputs={name: convert(name, value.numpy()) for name, value in outputs.items()},
+            output_gradients={name: convert(name, value.numpy()) for name, value in zip(outputs, found)},
+            gradients={name: self._layout.to_canonical(name, value.numpy())
+                       for name, value in zip(self._variables, found[len(outputs):])},
+        )
+
+    def parameters(self):
+        # type: () -> Arrays
+        return {name: self._layout.to_canonical(name, variable.numpy())
+                for name, variable in self._variables.items()}
+
+    def load_parameters(self, parameters):
+        # type: (Mapping[str, np.ndarray]) -> None
+        for name, variable in self._variables.items():
+            variable.assign(self._layout.to_framework(name, np.asarray(parameters[name], self._dtype)))
+
+    def optimizer_state(self):
+        # type: () -> Arrays
+        found = {}  # type: Arrays
+        for slot, (variables, sign) in optimizer.slots(self._optimizer, self._rule).items():
+            for name, variable in zip(self._variables, variables):
+                value = self._layout.to_canonical(name, variable.numpy())
+                found["%s.%s" % (name, slot)] = value * value.dtype.type(sign)
+        return found
+
+    def _hidden_state(self):
+        # type: () -> Dict[str, Any]
+        """Variables that a forward pass in training changes."""
+        found = {"statistics/" + name: variable for name, variable in self._network.running.items()}
+        for index, layer in enumerate(self._network.dropouts):
+            found["dropout/%d" % index] = compat.dropout_state(layer)
+        return found
+
+    def _state_variables(self):
+        # type: () -> Dict[str, Any]
+        found = {"parameter/" + name: variable for name, variable in self._variables.items()}
+        found.update(self._hidden_state())
+        for index, variable in enumerate(compat.optimizer_variables(self._optimizer)):
+            found["optimizer/%d" % index] = variable
+        return found
+
+    def state(self):
+        # type: () -> Arrays
+        return read_state(self._state_variables())
+
+    def load_state(self, state):
+        # type: (Mapping[str, np.ndarray]) -> None
+        write_state(self._state_variables(), state)
+
+    def batch_statistics(self, x):
+        # type: (np.ndarray) -> Dict[str, Tuple[np.ndarray, np.ndarray]]
+        kept = read_state(self._hidden_state())
+        found = {}  # type: Dict[str, Tuple[np.ndarray, np.ndarray]]
+        normalized = {name.rsplit(".", 1)[0] for name in self._network.running}
+        with self._scope():
+            y = tf.convert_to_tensor(x, self._dtype)
+            outputs = self._network.forward(y, {}, training=True, drop=False)
+            before = self._network.entry(y)
+            for name, output in outputs.items():
+                if name in normalized:
+                    mean, variance = tf.nn.moments(before, list(range(len(before.shape) - 1)))
+                    found[name] = (np.array(mean), np.array(variance))
+                before = output
+        write_state(self._hidden_state(), kept)
+        return found
+
+    def statistics(self):
+        # type: () -> Arrays
+        return read_state(self._network.running)
+
+    def load_statistics(self, statistics):
+        # type: (Mapping[str, np.ndarray]) -> None
+        write_state(self._network.running, statistics)
+
+    def fingerprint(self):
+        # type: () -> Dict[str, str]
+        facts = device.fingerprint(self._execution)
+        facts["keras.version"] = keras.__version__
+        facts["keras.backend"] = "tensorflow"
+        facts["keras.image_data_format"] = keras.backend.image_data_format()
+        facts["keras.jit_compile"] = str(bool(self._network.training.jit_compile)).lower()
+        return facts
+
+    def synchronize(self):
+        # type: () -> None
+        device.synchronize(self._device)
+
+    def allocator_peak_bytes(self):
+        # type: () -> Any
+        return device.allocator_peak_bytes(self._device)

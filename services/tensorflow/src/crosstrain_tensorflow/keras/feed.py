@@ -1,0 +1,92 @@
+"""Between the common layer's loop and ``model.fit``: batches in, losses out."""
+
+from typing import Any, Dict, Iterator, Optional
+
+import tensorflow as tf
+from tensorflow import keras
+
+from crosstrain_service.engine import Batch, Loop
+from crosstrain_service.model import Model
+
+from .layers import RecordedLoss
+from .model import INPUT
+
+
+class Feed:
+    """A ``tf.data.Dataset`` over whatever batches it is given, built once so that ``fit`` never traces again.
+
+    ``fit`` pulls a batch inside its compiled step and waits for it: nothing is prefetched here, so waiting for
+    data is visible in the generator; preparing ahead is the common layer's business.
+    """
+
+    def __init__(self, model, dtype, mask_inputs):
+        # type: (Model, str, Dict[str, str]) -> None
+        self._mask_inputs = mask_inputs
+        self._dtype = dtype
+        self._batches = iter(())  # type: Iterator[Batch]
+        self.error = None  # type: Optional[BaseException]
+        shapes = model.input_shapes()
+        x = tf.TensorSpec((None,) + tuple(model.input_shape), dtype)
+        features = x  # type: Any
+        if mask_inputs:
+            features = {name: tf.TensorSpec((None,) + shapes[layer], dtype) for layer, name in mask_inputs.items()}
+            features[INPUT] = x
+        dataset = tf.data.Dataset.from_generator(
+            self._generate, output_signature=(features, tf.TensorSpec((None,), tf.int64)))
+        options = tf.data.Options()
+        options.autotune.enabled = False
+        options.experimental_optimization.apply_default_optimizations = False
+        options.threading.private_threadpool_size = 1
+        self.dataset = dataset.with_options(options)
+
+    def start(self, batches):
+        # type: (Iterator[Batch]) -> None
+        """Takes the batches of the next call of ``fit``."""
+        self._batches = iter(batches)
+        self.error = None
+
+    def _generate(self):
+        # type: () -> Iterator[Any]
+        batches = self._batches
+        while True:
+            try:
+                batch = next(batches)
+            except StopIteration:
+                return
+            except BaseException as error:  # handed to the training thread, TensorFlow would only quote it
+                self.error = error
+                return
+            if self._mask_inputs:
+                features = {name: batch.masks[layer] for layer, name in self._mask_inputs.items()}
+                features[INPUT] = batch.x
+                yield features, batch.labels
+            else:
+                yield batch.x, batch.labels
+
+
+class StepReporter(keras.callbacks.Callback):
+    """Sets the learning rate before every step and reports its loss after it."""
+
+    # Keras 2 would convert the logs of every batch to NumPy otherwise.
+    _supports_tf_logs = True
+
+    def __init__(self, loop, loss, optimizer):
+        # type: (Loop, RecordedLoss, keras.optimizers.Optimizer) -> None
+        super().__init__()
+        self._loop = loop
+        self._loss = loss
+        self._optimizer = optimizer
+        self._rate = None  # type: Optional[float]
+
+    def on_train_batch_begin(self, batch, logs=None):
+        # type: (int, Optional[dict]) -> None
+        """Called by ``fit``."""
+        rate = self._loop.learning_rate(self._loop.step)
+        if rate != self._rate:
+            self._optimizer.learning_rate.assign(rate)
+            self._rate = rate
+
+    def on_train_batch_end(self, batch, logs=None):
+        # type: (int, Optional[dict]) -> None
+        """Called by ``fit``."""
+        self._loop.step_done(self._loss.last.read_value())

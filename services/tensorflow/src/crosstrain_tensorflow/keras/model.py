@@ -1,0 +1,225 @@
+"""The network as a functional Keras model, canonical layout at its inputs, channels last inside."""
+
+from collections import OrderedDict
+from typing import Any, Dict, List, NamedTuple, Optional
+
+import numpy as np
+import tensorflow as tf
+from tensorflow import keras
+
+from crosstrain_service.model import (
+    BatchNorm, Convolution, Dense, Dropout, Flatten, Layer, LocalResponseNorm, Model, Pad, Pool, Relu, Shape,
+)
+from crosstrain_service.training import Training
+
+from .. import native
+from ..geometry import convolution_padding, pool_padding
+from ..layout import Layout
+from . import compat
+from .layers import Factors, LocalResponseNormalization, Padding
+
+layers = keras.layers
+
+#: Name of the model's data input.
+INPUT = "x"
+
+
+class Stage(NamedTuple):
+    """The Keras layers that make up one canonical layer, and its mask's input name and layers if it has one."""
+
+    name: str
+    layers: List[keras.layers.Layer]
+    mask: Optional[str] = None
+    mask_layers: Optional[List[keras.layers.Layer]] = None
+
+
+class KerasNetwork:
+    """``training`` is the model to fit, ``inference`` the same layers without dropout.
+
+    ``variables_by_name`` holds trained variables and ``running`` evaluation statistics by canonical names.
+    ``mask_inputs`` maps dropout layers to inputs of ``training`` (canonical semantics only).
+    """
+
+    def __init__(self, model, training, layout, dtype, is_native):
+        # type: (Model, Training, Layout, str, bool) -> None
+        self._settings = training
+        self._layout = layout
+        self._dtype = dtype
+        self._native = is_native
+        self._count = 0
+        self.variables_by_name = OrderedDict()  # type: Dict[str, Any]
+        self.running = OrderedDict()  # type: Dict[str, Any]
+        self.dropouts = []  # type: List[keras.layers.Dropout]
+        self.mask_inputs = OrderedDict()  # type: Dict[str, str]
+        self._entry = self._channels_last(model.input_shape)
+        shapes = model.input_shapes()
+        self.stages = [self._stage(layer, shapes[layer.name]) for layer in model.layers]
+        self._connect(model, shapes)
+        self._collect(model)
+
+    def _connect(self, model, shapes):
+        # type: (Model, Dict[str, Shape]) -> None
+        x = keras.Input(model.input_shape, dtype=self._dtype, name=INPUT)
+        inputs = OrderedDict([(INPUT, x)])
+        trained = plain = _chain(self._entry, x)
+        for stage in self.stages:
+            if stage.mask is None:
+                shared = plain is trained
+                trained = _chain(stage.layers, trained)
+                plain = trained if shared else _chain(stage.layers, plain)
+            else:
+                self.mask_inputs[stage.name] = stage.mask
+                mask = inputs[stage.mask] = keras.Input(shapes[stage.name], dtype=self._dtype, name=stage.mask)
+                trained = stage.layers[0]([trained, _chain(stage.mask_layers, mask)])
+        # A model with one input is called with a tensor, not with a dictionary of one.
+        self.training = keras.Model(inputs if self.mask_inputs else x, trained)
+        self.inference = keras.Model(x, plain) if self.mask_inputs else self.training
+
+    def entry(self, x):
+        # type: (tf.Tensor) -> tf.Tensor
+        """The input of the first layer, channels last, for ``x`` in canonical layout."""
+        return _chain(self._entry, x)
+
+    def forward(self, x, masks, training, drop=True):
+        # type: (tf.Tensor, Dict[str, tf.Tensor], bool, bool) -> Dict[str, tf.Tensor]
+        """Output of every canonical layer, from the models' own layers called one after the other."""
+        outputs = OrderedDict()  # type: Dict[str, tf.Tensor]
+        y = _chain(self._entry, x)
+        for stage in self.stages:
+            if stage.mask is not None:
+                if drop:
+                    y = stage.layers[0]([y, _chain(stage.mask_layers, masks[stage.name])])
+            else:
+                for layer in stage.layers:
+                    if isinstance(layer, layers.BatchNormalization):
+                        y = layer(y, training=training)
+                    elif isinstance(layer, layers.Dropout):
+                        y = layer(y, training=training and drop)
+                    else:
+                        y = layer(y)
+            outputs[stage.name] = y
+        return outputs
+
+    def _stage(self, layer, shape):
+        # type: (Layer, Shape) -> Stage
+        if isinstance(layer, Dropout) and not self._native:
+            if layer.rate == 0:
+                return Stage(layer.name, [])
+            self._count += 1
+            return Stage(layer.name, [layers.Multiply(**self._options())], "mask%d" % self._count,
+                         self._channels_last(shape))
+        return Stage(layer.name, self._layers(layer, shape))
+
+    def _layers(self, layer, shape):
+        # type: (Layer, Shape) -> List[keras.layers.Layer]
+        if isinstance(layer, Convolution):
+            padding = convolution_padding(layer, shape[1:])
+            kind = layers.Conv1D if len(layer.kernel) == 1 else layers.Conv2D
+            made = kind(layer.out_channels, layer.kernel, strides=layer.stride, padding=padding.mode.lower(),
+                        use_bias=layer.bias, **self._weight_options(layer))
+            return self._padding(padding.pads, 0.0) + [made]
+        if isinstance(layer, Pool):
+            return self._pool(layer, shape)
+        if isinstance(layer, Dense):
+            return [layers.Dense(layer.units, use_bias=layer.bias, **self._weight_options(layer))]
+        if isinstance(layer, Relu):
+            return [layers.Activation("relu", **self._options())]
+        if isinstance(layer, Flatten):
+            order = []  # type: List[keras.layers.Layer]
+            if layer.name in self._layout.transposed:
+                order.append(layers.Permute((len(shape),) + tuple(range(1, len(shape))), **self._options()))
+            return order + [layers.Flatten(**self._options())]
+        if isinstance(layer, Dropout):
+            seed = (self._settings.seed + len(self.dropouts)) & 0x7FFFFFFF
+            made = layers.Dropout(layer.rate, seed=seed, **dict(self._options(), **compat.dropout_options()))
+            self.dropouts.append(made)
+            return [made]
+        if isinstance(layer, BatchNorm):
+            return [self._batch_norm(layer)]
+        if isinstance(layer, LocalResponseNorm):
+            return [LocalResponseNormalization(layer.size, layer.alpha_sum, layer.beta, layer.k, **self._options())]
+        if isinstance(layer, Pad):
+            pads = tuple(zip(layer.begin, layer.end))
+            kind = layers.ZeroPadding1D if len(pads) == 1 else layers.ZeroPadding2D
+            return [kind(pads[0] if len(pads) == 1 else pads, **self._options())]
+        raise TypeError("layer %r of unknown kind %s" % (layer.name, type(layer).__name__))
+
+    def _pool(self, layer, shape):
+        # type: (Pool, Shape) -> List[keras.layers.Layer]
+        padding = pool_padding(layer, shape[1:])
+        kinds = {
+            ("max", 1): layers.MaxPooling1D, ("max", 2): layers.MaxPooling2D,
+            ("average", 1): layers.AveragePooling1D, ("average", 2): layers.AveragePooling2D,
+        }
+        dims = len(layer.kernel)
+        size, stride = (layer.kernel, layer.stride) if dims == 2 else (layer.kernel[0], layer.stride[0])
+        made = kinds[layer.kind, dims](size, strides=stride, padding=padding.mode.lower(), **self._options())
+        found = self._padding(padding.pads, -np.inf if layer.kind == "max" else 0.0) + [made]
+        if padding.factors is not None:
+            found.append(Factors(padding.factors, **self._options()))
+        return found
+
+    def _batch_norm(self, layer):
+        # type: (BatchNorm) -> keras.layers.Layer
+        options = self._options()
+        if layer.epsilon is not None:
+            options.update(compat.batch_norm_options(layer.epsilon), epsilon=layer.epsilon)
+        if layer.momentum is not None:
+            options["momentum"] = layer.momentum
+        return layers.BatchNormalization(
+            gamma_regularizer=self._regularizer(layer.name + ".gamma"),
+            beta_regularizer=self._regularizer(layer.name + ".beta"), **options)
+
+    def _padding(self, pads, value):
+        # type: (Any, float) -> List[keras.layers.Layer]
+        return [] if pads is None else [Padding(pads, value, **self._options())]
+
+    def _channels_last(self, shape):
+        # type: (Shape) -> List[keras.layers.Layer]
+        if len(shape) == 1:
+            return []
+        target = tuple(shape[1:]) + (shape[0],)
+        if shape[0] == 1 or int(np.prod(shape[1:])) == 1:
+            return [layers.Reshape(target, **self._options())]
+        return [layers.Permute(tuple(range(2, len(shape) + 1)) + (1,), **self._options())]
+
+    def _options(self):
+        # type: () -> Dict[str, Any]
+        return {"dtype": self._dtype}
+
+    def _weight_options(self, layer):
+        # type: (Layer) -> Dict[str, Any]
+        # Zeros, since initial tensors come from the platform and determinism forbids unseeded drawing.
+        return dict(
+            self._options(), kernel_initializer="zeros", bias_initializer="zeros",
+            kernel_regularizer=self._regularizer(layer.name + ".weight"),
+            bias_regularizer=self._regularizer(layer.name + ".bias"),
+        )
+
+    def _regularizer(self, parameter):
+        # type: (str) -> Any
+        if not self._native or not native.l2_rate(self._settings):
+            return None
+        decay = self._settings.weight_decay
+        return keras.regularizers.L2(decay.rate) if decay.applies_to(parameter) else None
+
+    def _collect(self, model):
+        # type: (Model) -> None
+        for layer, stage in zip(model.layers, self.stages):
+            if isinstance(layer, (Convolution, Dense)):
+                self.variables_by_name[layer.name + ".weight"] = stage.layers[-1].kernel
+                if layer.bias:
+                    self.variables_by_name[layer.name + ".bias"] = stage.layers[-1].bias
+            elif isinstance(layer, BatchNorm):
+                made = stage.layers[-1]
+                self.variables_by_name[layer.name + ".gamma"] = made.gamma
+                self.variables_by_name[layer.name + ".beta"] = made.beta
+                self.running[layer.name + ".running_mean"] = made.moving_mean
+                self.running[layer.name + ".running_var"] = made.moving_variance
+
+
+def _chain(chain, x):
+    # type: (List[keras.layers.Layer], Any) -> Any
+    for layer in chain:
+        x = layer(x)
+    return x
