@@ -16,9 +16,9 @@ ENGINES = {"torch": "crosstrain_torch.engine:TorchEngine"}
 def environment(engine: str, execution: Execution, run_dir: str) -> Dict[str, str]:
     """Variables that must be set before PyTorch is imported.
 
-    A run with ``torch.compile`` keeps the compiler's cache inside ``run_dir``, so that every run pays for its
-    own compilation and no run loads code that another one left behind; kernels are compiled in the child itself,
-    which leaves no worker processes when the run is cancelled.
+    A run with ``torch.compile`` keeps the compiler's cache inside ``run_dir``, so that every run pays for
+    its own compilation and none loads code that another one left behind; kernels are compiled in the child
+    itself, which leaves no worker processes when the run is cancelled.
     """
     if engine not in ENGINES:
         raise KeyError(engine)

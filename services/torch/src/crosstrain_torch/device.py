@@ -26,18 +26,18 @@ def configure(execution: Execution) -> torch.device:
         try:
             torch.set_num_interop_threads(execution.inter_threads)
         except RuntimeError:
-            raise CrosstrainError(
-                "ENVIRONMENT", "the threads between operations were fixed at %d by earlier work in this process"
-                % torch.get_num_interop_threads(), "execution.inter_threads")
+            fixed = torch.get_num_interop_threads()
+            message = "threads between operations were fixed at %d by earlier work in this process" % fixed
+            raise CrosstrainError("ENVIRONMENT", message, "execution.inter_threads") from None
     _set_determinism(execution)
     torch.backends.cuda.matmul.allow_tf32 = execution.allow_tf32
     torch.backends.cudnn.allow_tf32 = execution.allow_tf32
     if execution.device == "cpu":
         return torch.device("cpu")
     if not torch.cuda.is_available() or execution.device_index >= torch.cuda.device_count():
-        raise CrosstrainError(
-            "ENVIRONMENT", "CUDA device %d is not there: PyTorch sees %d"
-            % (execution.device_index, torch.cuda.device_count()), "execution.device")
+        message = "there is no CUDA device %d: PyTorch sees %d"
+        message %= (execution.device_index, torch.cuda.device_count())
+        raise CrosstrainError("ENVIRONMENT", message, "execution.device")
     device = torch.device("cuda", execution.device_index)
     torch.cuda.set_device(device)
     torch.cuda.reset_peak_memory_stats(device)
@@ -67,7 +67,7 @@ def to_tensor(array: np.ndarray, device: torch.device, dtype: Optional[torch.dty
 def timed_copy(
     x: np.ndarray, labels: np.ndarray, device: torch.device, dtype: torch.dtype
 ) -> Tuple[torch.Tensor, torch.Tensor, float]:
-    """Inputs and labels on the device, and the seconds that the copy took (0 on a CPU, which copies nothing)."""
+    """Inputs and labels on the device, and the seconds that the copy took (0 on a CPU: nothing is copied)."""
     if device.type == "cpu":
         return to_tensor(x, device, dtype), to_tensor(labels, device), 0.0
     start = time.perf_counter()
@@ -125,7 +125,7 @@ def cuda_obstacle() -> str:
 
 
 def compiler_obstacle() -> str:
-    """Why ``torch.compile`` cannot be used here, or an empty text: it compiles C++ against Python's headers."""
+    """Why ``torch.compile`` cannot be used here, or an empty text; it compiles C++ with Python's headers."""
     if not any(shutil.which(name) for name in (os.environ.get("CXX", "g++"), "g++", "clang++")):
         return "torch.compile needs a C++ compiler, and neither g++ nor clang++ is on PATH"
     if not os.path.exists(os.path.join(sysconfig.get_paths()["include"], "Python.h")):

@@ -1,12 +1,13 @@
 """The engine "torch": an ``nn.Sequential``, autograd and ``torch.optim``.
 
-Canonical semantics need no translation of layouts; see :mod:`.model` and :mod:`.optimizer` for what is composed
-from several operations. Native semantics use PyTorch's own dropout (drawn from PyTorch's generator, seeded with the
-training's seed), batch norm with running statistics (unbiased variance, the new value weighted 0.1 by default),
-optimizer defaults, ``weight_decay`` on all parameters and ``clip_grad_norm_``. Everything else is the same in both:
-PyTorch's ReLU gradient at 0 is 0, its max pool sends the gradient to the first maximum, and its loss is from logits.
+Canonical semantics need no translation of layouts; :mod:`.model` and :mod:`.optimizer` say what is composed
+from several operations. Native semantics use PyTorch's own dropout (drawn from PyTorch's generator, seeded
+with the training's seed), batch norm with running statistics (unbiased variance, the new value weighted 0.1
+by default), optimizer defaults, ``weight_decay`` on all parameters and ``clip_grad_norm_``. Everything else
+is the same in both: PyTorch's ReLU gradient at 0 is 0, its max pool sends the gradient to the first maximum,
+and its loss is computed from logits.
 
-Untested: device "cuda".
+The code for device "cuda" has not been run on a GPU.
 """
 
 from collections import OrderedDict
@@ -26,13 +27,13 @@ from .optimizer import UpdateRule
 
 _EMULATED = {
     "layer.convolution.asymmetric_padding": "explicit zero padding before the convolution",
-    "layer.pool.asymmetric_padding": "explicit padding before the pooling; averages rescaled by a constant map",
+    "layer.pool.asymmetric_padding": "explicit padding before; averages rescaled by a constant map",
     "layer.dropout": "the mask is multiplied in; native semantics draw their own",
     "layer.batch_norm": "PyTorch's operation without running statistics; native semantics keep them",
     "optimizer.sgd.momentum": "the momentum buffer is rescaled when the learning rate changes",
     "optimizer.sgd.nesterov": "the momentum buffer is rescaled when the learning rate changes",
     "decay.decoupled": "AdamW for adam; for other rules the weights are multiplied before the step",
-    "clip.global_norm": "PyTorch's norm with the factor c / max(norm, c); native semantics use clip_grad_norm_",
+    "clip.global_norm": "PyTorch's norm, the factor c / max(norm, c); native semantics use clip_grad_norm_",
 }
 _ELSEWHERE = "belongs to another framework"
 _UNSUPPORTED = {
@@ -115,7 +116,7 @@ class TorchEngine(Engine):
     def intermediates(self, batch: Batch) -> Intermediates:
         self._network.train()
         kept = [(buffer, buffer.clone()) for buffer in self._network.buffers()]
-        outputs = []  # type: List[torch.Tensor]
+        outputs: List[torch.Tensor] = []
         hooks = [
             layer.register_forward_hook(lambda module, inputs, output: outputs.append(output))
             for layer in self._network
@@ -156,7 +157,8 @@ class TorchEngine(Engine):
         return self._rule.canonical_state()
 
     def state(self) -> Arrays:
-        found = {"network/" + key: devices.to_array(value) for key, value in self._network.state_dict().items()}
+        tensors = self._network.state_dict()
+        found = {"network/" + key: devices.to_array(value) for key, value in tensors.items()}
         found.update(("optimizer/" + key, value) for key, value in self._rule.state().items())
         if self._draws:
             found["random/cpu"] = devices.to_array(torch.get_rng_state())
@@ -165,12 +167,13 @@ class TorchEngine(Engine):
         return found
 
     def load_state(self, state: Mapping[str, np.ndarray]) -> None:
-        parts = {"network": {}, "optimizer": {}, "random": {}}  # type: Dict[str, Arrays]
+        parts: Dict[str, Arrays] = {"network": {}, "optimizer": {}, "random": {}}
         for key, value in state.items():
             part, rest = key.split("/", 1)
             parts[part][rest] = value
         cpu = torch.device("cpu")
-        self._network.load_state_dict({key: devices.to_tensor(value, cpu) for key, value in parts["network"].items()})
+        tensors = {key: devices.to_tensor(value, cpu) for key, value in parts["network"].items()}
+        self._network.load_state_dict(tensors)
         self._rule.load_state(parts["optimizer"])
         for kind, value in parts["random"].items():
             tensor = devices.to_tensor(value, cpu)
@@ -186,7 +189,7 @@ class TorchEngine(Engine):
         return {name: (devices.to_array(mean), devices.to_array(var)) for name, (mean, var) in found.items()}
 
     def statistics(self) -> Arrays:
-        found = OrderedDict()  # type: Arrays
+        found: Arrays = OrderedDict()
         for name, norm in self._network.norms():
             found[name + ".running_mean"] = devices.to_array(norm.running_mean)
             found[name + ".running_var"] = devices.to_array(norm.running_var)

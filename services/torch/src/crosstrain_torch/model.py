@@ -2,8 +2,9 @@
 
 PyTorch's layouts are the canonical ones (NCHW, OIHW, dense (out, in), flatten in C-H-W order), and its
 convolution is a cross-correlation, so nothing is transposed. Composed from several operations, because
-PyTorch has no single one: padding that differs before and after, or exceeds half of a pooling kernel; and in
-canonical semantics dropout (a mask is multiplied in) and batch normalisation (the running statistics are left alone).
+PyTorch has no single one: padding that differs before and after, or exceeds half of a pooling kernel. In
+canonical semantics dropout multiplies with a given mask and batch normalisation leaves the running
+statistics alone.
 """
 
 from collections import OrderedDict
@@ -27,7 +28,18 @@ from crosstrain_service.model import (
     output_shape,
 )
 from torch import nn
-from torch.nn import functional
+
+from .layers import (
+    NORMS,
+    AveragePool,
+    BatchNorm1d,
+    BatchNorm2d,
+    ChannelNorm,
+    MaskedDropout,
+    Padded,
+    divisors,
+    normalise_by_batch,
+)
 
 #: Attribute of PyTorch's layer that holds each part of the canonical parameters.
 _ATTRIBUTES = {"weight": "weight", "bias": "bias", "gamma": "weight", "beta": "bias"}
@@ -47,7 +59,7 @@ class Network(nn.Sequential):
         super().__init__(*[build.layer(layer, inputs[layer.name]) for layer in model.layers])
         self.names = tuple(layer.name for layer in model.layers)
         modules = dict(zip(self.names, self))
-        self.trained = OrderedDict()  # type: Dict[str, nn.Parameter]
+        self.trained: Dict[str, nn.Parameter] = OrderedDict()
         for name in model.parameter_shapes():
             layer, part = name.rsplit(".", 1)
             module = modules[layer]
@@ -56,112 +68,28 @@ class Network(nn.Sequential):
 
     def forward(self, x: torch.Tensor, masks: Optional[Mapping[str, torch.Tensor]] = None) -> torch.Tensor:
         """Logits (B, K) for ``x`` (B, C, H, W) or (B, C, L); ``masks`` for canonical dropout in training."""
-        for name, layer in zip(self.names, self):
+        for layer in self:
             x = layer(x, masks) if isinstance(layer, MaskedDropout) else layer(x)
         return x
 
     def norms(self) -> List[Tuple[str, nn.Module]]:
         """Batch norm layers with their canonical names."""
-        return [(name, layer) for name, layer in zip(self.names, self) if isinstance(layer, _NORMS)]
+        return [(name, layer) for name, layer in zip(self.names, self) if isinstance(layer, NORMS)]
 
     def batch_statistics(self, x: torch.Tensor) -> Dict[str, Tuple[torch.Tensor, torch.Tensor]]:
-        """Mean and biased variance, each (C,), that every batch norm sees for ``x``; the module is in eval mode."""
-        found = OrderedDict()  # type: Dict[str, Tuple[torch.Tensor, torch.Tensor]]
+        """Mean and biased variance, each (C,), that every batch norm sees for ``x``.
+
+        The module must be in evaluation mode (dropout off).
+        """
+        found: Dict[str, Tuple[torch.Tensor, torch.Tensor]] = OrderedDict()
         for name, layer in zip(self.names, self):
-            if isinstance(layer, _NORMS):
+            if isinstance(layer, NORMS):
                 variance, mean = torch.var_mean(x, dim=[0] + list(range(2, x.dim())), correction=0)
                 found[name] = (mean, variance)
-                x = _normalise_by_batch(layer, x)
+                x = normalise_by_batch(layer, x)
             else:
                 x = layer(x)
         return found
-
-
-class MaskedDropout(nn.Module):
-    """Multiplies with the platform's mask, already divided by 1 - rate; in evaluation the identity."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__()
-        self.name = name
-
-    def forward(self, x: torch.Tensor, masks: Optional[Mapping[str, torch.Tensor]] = None) -> torch.Tensor:
-        if not self.training:
-            return x
-        if masks is None or self.name not in masks:
-            raise ValueError("dropout layer %r got no mask" % self.name)
-        return x * masks[self.name]
-
-
-class Padded(nn.Module):
-    """Pads the spatial dimensions with a constant (a negative amount crops), then applies an operation."""
-
-    def __init__(self, begin: Shape, end: Shape, value: float, operation: Optional[nn.Module] = None) -> None:
-        super().__init__()
-        # Last dimension first, as PyTorch wants it.
-        self.amounts = [amount for pair in reversed(list(zip(begin, end))) for amount in pair]
-        self.value = value
-        self.operation = operation
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = functional.pad(x, self.amounts, value=self.value)
-        return x if self.operation is None else self.operation(x)
-
-
-class AveragePool(nn.Module):
-    """Average over windows of an already padded input, each divided by its own divisor."""
-
-    def __init__(self, kernel: Shape, stride: Shape, divisors: torch.Tensor) -> None:
-        super().__init__()
-        self.average = (nn.AvgPool1d, nn.AvgPool2d)[len(kernel) - 1](kernel, stride)
-        self.register_buffer("scale", float(_area(kernel)) / divisors, persistent=False)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.average(x) * self.scale
-
-
-class ChannelNorm(nn.Module):
-    """Local response normalisation from sums over shifted channels.
-
-    For GPUs with deterministic kernels: PyTorch's own goes through a pooling without a deterministic gradient.
-    """
-
-    def __init__(self, layer: LocalResponseNorm) -> None:
-        super().__init__()
-        self.settings = layer
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        size, channels = self.settings.size, x.shape[1]
-        spatial = [0, 0] * (x.dim() - 2)
-        squares = functional.pad(x * x, spatial + [size // 2, (size - 1) // 2])
-        total = squares[:, :channels]
-        for shift in range(1, size):
-            total = total + squares[:, shift:shift + channels]
-        return x / (total * self.settings.alpha_sum + self.settings.k) ** self.settings.beta
-
-
-def _normalise_by_batch(norm: nn.Module, x: torch.Tensor) -> torch.Tensor:
-    # functional.batch_norm refuses one value per channel (a last batch of one sample behind a flatten), where the
-    # canonical output is beta; and it would update running statistics.
-    cudnn = torch.backends.cudnn.enabled
-    return torch.batch_norm(x, norm.weight, norm.bias, None, None, True, 0.0, norm.eps, cudnn)
-
-
-class _KeepsStatistics:
-    """Batch normalisation whose training leaves the evaluation statistics alone."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return _normalise_by_batch(self, x) if self.training else super().forward(x)  # type: ignore[misc]
-
-
-class BatchNorm1d(_KeepsStatistics, nn.BatchNorm1d):
-    """Canonical batch normalisation of (B, F) or (B, C, L)."""
-
-
-class BatchNorm2d(_KeepsStatistics, nn.BatchNorm2d):
-    """Canonical batch normalisation of (B, C, H, W)."""
-
-
-_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d)
 
 
 class _Builder:
@@ -199,9 +127,8 @@ class _Builder:
         kind = (nn.Conv1d, nn.Conv2d)[len(layer.kernel) - 1]
         symmetric = layer.pad_begin == layer.pad_end
         padding = layer.pad_begin if symmetric else 0
-        convolution = kind(
-            shape[0], layer.out_channels, layer.kernel, layer.stride, padding, bias=layer.bias, **self._options
-        )
+        sizes = (shape[0], layer.out_channels, layer.kernel, layer.stride, padding)
+        convolution = kind(*sizes, bias=layer.bias, **self._options)
         return convolution if symmetric else Padded(layer.pad_begin, layer.pad_end, 0.0, convolution)
 
     def _pool(self, layer: Pool, shape: Shape) -> nn.Module:
@@ -214,13 +141,12 @@ class _Builder:
             return (nn.AvgPool1d, nn.AvgPool2d)[dims](kernel, stride, begin, ceil, layer.count_include_pad)
         windows = output_shape(layer, shape)[1:]
         # Padding (or cropping) at the end to exactly what the windows reach settles the rounding as well.
-        end = tuple(
-            (count - 1) * s + k - n - b for count, s, k, n, b in zip(windows, stride, kernel, shape[1:], begin)
-        )
+        sizes = zip(windows, stride, kernel, shape[1:], begin)
+        end = tuple((count - 1) * s + k - n - b for count, s, k, n, b in sizes)
         if layer.kind == "max":
             return Padded(begin, end, float("-inf"), (nn.MaxPool1d, nn.MaxPool2d)[dims](kernel, stride))
-        divisors = _divisors(layer, shape[1:], windows).to(**self._options)
-        return Padded(begin, end, 0.0, AveragePool(kernel, stride, divisors))
+        counts = divisors(layer, shape[1:], windows).to(**self._options)
+        return Padded(begin, end, 0.0, AveragePool(kernel, stride, counts))
 
     def _batch_norm(self, layer: BatchNorm, shape: Shape) -> nn.Module:
         options = dict(self._options)
@@ -231,25 +157,5 @@ class _Builder:
         if self._native and layer.momentum is not None:
             # PyTorch's momentum weights the new value.
             options["momentum"] = 1.0 - layer.momentum
-        kinds = _NORMS if self._native else (BatchNorm1d, BatchNorm2d)  # type: Sequence[type]
+        kinds: Sequence[type] = NORMS if self._native else (BatchNorm1d, BatchNorm2d)
         return kinds[len(shape) == 3](shape[0], **options)
-
-
-def _divisors(layer: Pool, sizes: Shape, windows: Shape) -> torch.Tensor:
-    """How many elements each window averages over, of shape ``windows``."""
-    total = torch.ones(())
-    for size, count, kernel, stride, begin, end in zip(
-        sizes, windows, layer.kernel, layer.stride, layer.pad_begin, layer.pad_end
-    ):
-        first = torch.arange(count) * stride - begin
-        last = first + kernel
-        low, high = (-begin, size + end) if layer.count_include_pad else (0, size)
-        total = total.unsqueeze(-1) * (last.clamp(max=high) - first.clamp(min=low))
-    return total
-
-
-def _area(kernel: Shape) -> int:
-    area = 1
-    for size in kernel:
-        area *= size
-    return area

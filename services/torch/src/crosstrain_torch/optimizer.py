@@ -1,14 +1,16 @@
 """The update rule by ``torch.optim``.
 
-Canonical semantics. PyTorch's rmsprop, adagrad, adam and adadelta are the canonical rules. Its SGD keeps
-b = momentum b + g and subtracts lr b; the canonical velocity v = momentum v + lr g equals lr b while lr is constant,
-so b is multiplied by a / b when lr changes from a to b. L2 decay is the optimizer's own ``weight_decay`` (g += rate w,
-added inside the step and so after clipping), by parameter groups; decoupled decay is AdamW's for adam and an explicit
-multiplication for the other rules. ``torch.nn.utils.clip_grad_norm_`` scales by c / (norm + 1e-6): the canonical
-c / max(norm, c) is applied to the norm that PyTorch computes.
+Canonical semantics. PyTorch's rmsprop, adagrad, adam and adadelta are the canonical rules. Its SGD keeps a
+buffer = momentum buffer + g and subtracts lr buffer; the canonical velocity = momentum velocity + lr g equals
+lr buffer while lr is constant, so the buffer is multiplied by a / b when lr changes from a to b. L2 decay is
+the optimizer's own ``weight_decay`` (g += rate w, inside the step and so after clipping) by parameter groups;
+decoupled decay is AdamW's for adam and an explicit multiplication for the other rules.
+``torch.nn.utils.clip_grad_norm_`` scales by c / (norm + 1e-6); the canonical factor c / max(norm, c) is
+applied instead, to the norm that PyTorch computes.
 
-Native semantics. PyTorch's classes with PyTorch's defaults: the momentum buffer is not rescaled, ``weight_decay``
-applies to every parameter as in ``Optimizer(model.parameters())``, and clipping is ``clip_grad_norm_``.
+Native semantics. PyTorch's classes with PyTorch's defaults: the buffer is not rescaled, ``weight_decay``
+applies to every parameter as in ``Optimizer(model.parameters(), weight_decay=...)``, and clipping is
+``clip_grad_norm_``. Decoupled decay of other rules than adam, which PyTorch lacks, is multiplied as above.
 """
 
 from collections import OrderedDict
@@ -19,25 +21,26 @@ import torch
 from crosstrain_service.engine import Arrays
 from crosstrain_service.errors import invalid_field
 from crosstrain_service.training import Rule, Training
+from torch import nn
 
 from .device import to_array, to_tensor
 
 #: PyTorch's state by canonical name.
-_STATE = {
+_STATE: Dict[str, Dict[str, str]] = {
     "sgd": {"velocity": "momentum_buffer"},
     "rmsprop": {"mean_square": "square_avg"},
     "adagrad": {"accumulator": "sum"},
     "adam": {"m": "exp_avg", "v": "exp_avg_sq"},
     "adadelta": {"mean_square": "square_avg", "mean_update": "acc_delta"},
-}  # type: Dict[str, Dict[str, str]]
+}
 
 #: PyTorch's argument of every constant; PyTorch takes Adam's two betas as one.
-_CONSTANTS = {
+_CONSTANTS: Dict[str, Dict[str, str]] = {
     "rmsprop": {"rho": "alpha", "epsilon": "eps"},
     "adagrad": {"epsilon": "eps", "initial_accumulator": "initial_accumulator_value"},
     "adam": {"epsilon": "eps"},
     "adadelta": {"rho": "rho", "epsilon": "eps"},
-}  # type: Dict[str, Dict[str, str]]
+}
 
 _ADAM_BETAS = (0.9, 0.999)
 
@@ -45,8 +48,11 @@ _ADAM_BETAS = (0.9, 0.999)
 class UpdateRule:
     """Clipping, decay and the update of all parameters, in place."""
 
-    def __init__(self, parameters: Mapping[str, torch.nn.Parameter], training: Training, native: bool) -> None:
-        """``parameters`` by canonical name. Raises ``INVALID_FIELD`` for a constant missing in canonical semantics."""
+    def __init__(self, parameters: Mapping[str, nn.Parameter], training: Training, native: bool) -> None:
+        """``parameters`` by canonical name; ``native``: with PyTorch's own conventions.
+
+        Raises ``INVALID_FIELD`` for a constant that is missing in canonical semantics.
+        """
         self._parameters = OrderedDict(parameters)
         self._all = list(self._parameters.values())
         self._native = native
@@ -64,14 +70,14 @@ class UpdateRule:
         self._decay_rate = rate
         groups = [{"params": decayed, "weight_decay": 0.0 if explicit else rate},
                   {"params": others, "weight_decay": 0.0}]
-        self._optimizer = _optimizer([group for group in groups if group["params"]], rule, native, adamw)
-        self._momentum = self._optimizer.defaults.get("momentum", 0.0) if rule.name == "sgd" else 0.0
-        self._nesterov = bool(self._optimizer.defaults.get("nesterov", False))
+        self.optimizer = _optimizer([group for group in groups if group["params"]], rule, native, adamw)
+        self._momentum = self.optimizer.defaults.get("momentum", 0.0) if rule.name == "sgd" else 0.0
+        self._nesterov = bool(self.optimizer.defaults.get("nesterov", False))
         self._names = _STATE[rule.name] if rule.name != "sgd" or self._momentum else {}
         self._initial = rule.initial_accumulator or 0.0
         # The learning rate that the momentum buffers are expressed in; never 0 in canonical semantics.
-        self._rate = None  # type: Any
-        self.zero_grad = self._optimizer.zero_grad
+        self._rate: Any = None
+        self.zero_grad = self.optimizer.zero_grad
 
     @torch.no_grad()
     def step(self, learning_rate: float) -> None:
@@ -88,17 +94,17 @@ class UpdateRule:
                     self._coast()
                     return
                 self._rescale(learning_rate)
-            for group in self._optimizer.param_groups:
+            for group in self.optimizer.param_groups:
                 group["lr"] = learning_rate
             self._rate = learning_rate
-        self._optimizer.step()
+        self.optimizer.step()
 
     def _clip(self) -> None:
         if self._native:
-            torch.nn.utils.clip_grad_norm_(self._all, self._clip_norm)
+            nn.utils.clip_grad_norm_(self._all, self._clip_norm)
             return
         gradients = [parameter.grad for parameter in self._all]
-        norm = torch.nn.utils.get_total_norm(gradients)
+        norm = nn.utils.get_total_norm(gradients)
         # Exactly 1 when nothing is to be clipped; no wait for the device.
         factor = self._clip_norm / norm.clamp(min=self._clip_norm)
         for gradient in gradients:
@@ -115,17 +121,17 @@ class UpdateRule:
             return
         reach = self._rate * (self._momentum if self._nesterov else 1.0)
         for parameter in self._all:
-            buffer = self._optimizer.state[parameter]["momentum_buffer"]
+            buffer = self.optimizer.state[parameter]["momentum_buffer"]
             parameter.sub_(buffer.mul_(self._momentum), alpha=reach)
 
     def _buffers(self) -> Any:
-        return [self._optimizer.state[parameter]["momentum_buffer"] for parameter in self._all]
+        return [self.optimizer.state[parameter]["momentum_buffer"] for parameter in self._all]
 
     def canonical_state(self) -> Arrays:
         """Copies of the state under the names of :class:`crosstrain_service.training.Rule`."""
-        found = OrderedDict()  # type: Arrays
+        found: Arrays = OrderedDict()
         for name, parameter in self._parameters.items():
-            held = self._optimizer.state.get(parameter, {})
+            held = self.optimizer.state.get(parameter, {})
             for canonical, own in self._names.items():
                 if held.get(own) is None:
                     value = torch.full_like(parameter, self._initial)
@@ -140,7 +146,7 @@ class UpdateRule:
         """Everything the next step depends on, besides parameters and gradients."""
         found = {} if self._rate is None else {"rate": np.array(self._rate, np.float64)}
         for name, parameter in self._parameters.items():
-            for key, value in self._optimizer.state.get(parameter, {}).items():
+            for key, value in self.optimizer.state.get(parameter, {}).items():
                 if value is not None:
                     found["state/%s/%s" % (name, key)] = to_array(value)
         return found
@@ -149,9 +155,9 @@ class UpdateRule:
         """Restores what :meth:`state` gave."""
         self._rate = float(state["rate"]) if "rate" in state else None
         if self._rate is not None:
-            for group in self._optimizer.param_groups:
+            for group in self.optimizer.param_groups:
                 group["lr"] = self._rate
-        held = {name: {} for name in self._parameters}  # type: Dict[str, Dict[str, torch.Tensor]]
+        held: Dict[str, Dict[str, torch.Tensor]] = {name: {} for name in self._parameters}
         for key, value in state.items():
             if key == "rate":
                 continue
@@ -161,11 +167,11 @@ class UpdateRule:
             device = self._parameters[name].device if value.ndim else torch.device("cpu")
             held[name][own] = to_tensor(np.array(value), device)
         for name, parameter in self._parameters.items():
-            self._optimizer.state[parameter] = held[name]
+            self.optimizer.state[parameter] = held[name]
 
 
 def _optimizer(groups: Any, rule: Rule, native: bool, adamw: bool) -> torch.optim.Optimizer:
-    options = {}  # type: Dict[str, Any]
+    options: Dict[str, Any] = {}
     for constant, argument in _CONSTANTS.get(rule.name, {}).items():
         value = getattr(rule, constant)
         if value is not None:
