@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from .source import Progress, Source, chunks
 # Measured: with 1 MiB the temporary arrays leave the processor's cache and malloc's pools, and
 # parsing is several times slower.
 BLOCK_BYTES = 256 << 10
+BLOCKS_AHEAD = 2
 SAMPLE_ROWS = 1000
 MAX_LABEL = 1 << 53
 
@@ -35,8 +38,7 @@ def read_csv(source: Source, options: ImportOptions, start: StartSink, progress:
     blocks = line_blocks(chunks(path, progress, BLOCK_BYTES), source.name)
     head, layout = _head(blocks, source.name, options)
     sink = start(layout.shape)
-    for block in itertools.chain([head], blocks):
-        values = _values(block, layout)
+    for block, values in _parsed(itertools.chain([head], blocks), layout):
         labels = _labels(values, block, layout, options)
         sink.add(layout.pixels(values), labels)
     label = layout.label_columns
@@ -89,6 +91,19 @@ def _first_lines(blocks: Iterator[LineBlock]) -> LineBlock | None:
 def _sample(block: LineBlock, columns: int) -> NDArray[Any] | None:
     lines = block.text.split(b"\n", SAMPLE_ROWS)[:SAMPLE_ROWS]
     return parse_fast(b"\n".join(lines) + b"\n", columns)
+
+
+def _parsed(blocks: Iterable[LineBlock], layout: CsvLayout) -> Iterator[tuple[LineBlock, NDArray[Any]]]:
+    """Each block with its values; a second thread parses ahead while this one hashes and stores."""
+    pending: deque[tuple[LineBlock, Future[NDArray[Any]]]] = deque()
+    with ThreadPoolExecutor(1, "csv-parse") as pool:
+        for block in blocks:
+            pending.append((block, pool.submit(_values, block, layout)))
+            if len(pending) > BLOCKS_AHEAD:
+                oldest, values = pending.popleft()
+                yield oldest, values.result()
+        for oldest, values in pending:
+            yield oldest, values.result()
 
 
 def _values(block: LineBlock, layout: CsvLayout) -> NDArray[Any]:

@@ -110,8 +110,8 @@ def _import(
         result = READERS[kind](source, options, start, progress)
         if not result.sink.samples:
             raise DataError(source.name, "holds no samples")
+        classes = number_classes(result.sink.labels(), options, source.name)
         stored = result.sink.finish()
-        classes = number_classes(stored.raw_labels, options, source.name)
         with writing():
             labels_digest = store_array(cache, key, "labels", classes.labels)
         return _info(kind, source, options, result, stored, classes, labels_digest)

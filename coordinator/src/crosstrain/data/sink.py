@@ -27,7 +27,6 @@ class StoredPixels:
     dtype: str
     minimum: float
     maximum: float
-    raw_labels: NDArray[np.int64]
     duplicates: int
     conflicting: int
 
@@ -60,6 +59,10 @@ class SampleSink:
         """Samples taken so far."""
         return self._pixels.samples
 
+    def labels(self) -> NDArray[np.int64]:
+        """(N,) labels so far, as they were in the source."""
+        return np.frombuffer(self._labels.tobytes(), dtype=np.int64)
+
     def add(self, pixels: NDArray[Any], labels: NDArray[np.int64]) -> None:
         """Take n samples.
 
@@ -85,9 +88,8 @@ class SampleSink:
 
     def finish(self) -> StoredPixels:
         """Move the arrays into the cache and return what they hold; at least one sample is needed."""
-        labels = np.frombuffer(self._labels, dtype=np.int64)
         hashes = np.frombuffer(b"".join(self._hashes), dtype=np.uint8).reshape(-1, ROW_HASH_BYTES)
-        duplicates, conflicting = count_duplicates(hashes, labels)
+        duplicates, conflicting = count_duplicates(hashes, self.labels())
         dtype = self._pixels.dtype.name
         samples = self.samples
         with writing():
@@ -100,7 +102,6 @@ class SampleSink:
             dtype=dtype,
             minimum=self._minimum,
             maximum=self._maximum,
-            raw_labels=labels,
             duplicates=duplicates,
             conflicting=conflicting,
         )
@@ -163,7 +164,9 @@ def _as_stored(pixels: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.bool_] | 
     if pixels.dtype.kind in "biu":
         fits = (pixels >= 0) & (pixels <= 255)
     else:
-        fits = (pixels >= 0) & (pixels <= 255) & (pixels == np.floor(pixels))
+        fits = pixels == np.floor(pixels)
+        fits &= pixels >= 0
+        fits &= pixels <= 255
     if fits.all():
         return pixels.astype(np.uint8), None
     # Adding zero turns -0.0 into 0.0, so that equal values have equal bytes.
@@ -178,5 +181,5 @@ def _row_hashes(block: NDArray[Any], byte_rows: NDArray[np.bool_] | None) -> byt
     for index, row in enumerate(np.ascontiguousarray(block)):
         if byte_rows is not None and byte_rows[index]:
             row = row.astype(np.uint8)
-        out.append(hashlib.blake2b(row.data, digest_size=ROW_HASH_BYTES).digest())
+        out.append(hashlib.sha256(row.data).digest()[:ROW_HASH_BYTES])
     return b"".join(out)
