@@ -1,0 +1,37 @@
+"""Runs the coordinator until it is told to stop."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import sys
+import threading
+from collections.abc import Sequence
+
+from crosstrain_service.errors import CrosstrainError
+
+from .server import CoordinatorServer
+from .settings import parse
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit status 3: it could not start."""
+    settings = parse(arguments)
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    logging.getLogger("alembic").setLevel(logging.WARNING)
+    try:
+        server = CoordinatorServer(settings)
+    except (CrosstrainError, OSError, ValueError) as error:
+        print(f"the coordinator cannot start: {error}", file=sys.stderr)
+        return 3
+    told = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda _number, _frame: told.set())
+    server.start()
+    told.wait()
+    server.stop()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,125 @@
+"""The coordinator's process: all parts put together behind one gRPC server."""
+
+from __future__ import annotations
+
+import logging
+import os
+from concurrent import futures
+from pathlib import Path
+
+import grpc
+from crosstrain_protos.v1 import artifact_pb2, artifact_pb2_grpc, coordinator_pb2, coordinator_pb2_grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from crosstrain.artifacts import ArtifactStore
+from crosstrain.jobs import Datasets, JobCreator, Planner, Scheduler
+from crosstrain.registry import MESSAGE_LIMIT, Channels, Registry
+from crosstrain.rpc import ErrorInterceptor
+from crosstrain.store import Store
+
+from .artifact_servicer import ArtifactServicer
+from .coordinator_servicer import MAX_WATCHERS, CoordinatorServicer
+from .settings import Settings
+
+_LOG = logging.getLogger("crosstrain.api")
+#: Threads for calls that are not streams, beside one for each stream.
+CALL_WORKERS = 32
+
+
+class CoordinatorServer:
+    """A coordinator. Every instance may be started once.
+
+    Raises:
+        CrosstrainError: the store or the artifact storage cannot be opened.
+        OSError: the address cannot be listened on.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        state = settings.state
+        state.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self.store = Store(settings.database)
+        self.artifacts = ArtifactStore(settings.artifacts, state / "incoming")
+        self._channels = Channels()
+        self.registry = Registry(
+            self.store.services, self._channels, settings.lease_seconds, single_host=settings.single_host
+        )
+        data_dir = Path(settings.data_dir) if settings.data_dir else None
+        datasets = Datasets(self.artifacts, state / "imported", data_dir)
+        planner = Planner(self.artifacts, self.registry, datasets)
+        self._scheduler = Scheduler(self.store, self.artifacts, self.registry, settings.patience_seconds)
+        self._servicer = CoordinatorServicer(self.store, self.registry, JobCreator(self.store, planner))
+        self._health = health.HealthServicer()
+        self._server = self._build()
+        try:
+            self._port = self._server.add_insecure_port(settings.listen)
+        except RuntimeError as error:
+            raise OSError(f"cannot listen on {settings.listen}") from error
+
+    @property
+    def port(self) -> int:
+        """The port that the server listens on."""
+        return self._port
+
+    @property
+    def address(self) -> str:
+        """host:port for clients on this machine."""
+        host = self._settings.listen.rpartition(":")[0]
+        return f"{'127.0.0.1' if host in ('', '0.0.0.0', '[::]') else host}:{self._port}"
+
+    def start(self) -> None:
+        """Serves, and goes on with all unfinished jobs."""
+        self._scheduler.start()
+        self.registry.start()
+        self._server.start()
+        for name in ("", *_names()):
+            self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
+        if self._settings.port_file:
+            _write_file(Path(self._settings.port_file), f"{self._port}\n")
+        _LOG.info("the coordinator listens on port %d", self._port)
+
+    def stop(self, grace: float = 2.0) -> None:
+        """Stops serving and following; runs go on in their services."""
+        self._health.enter_graceful_shutdown()
+        self._servicer.stop()
+        self._server.stop(grace).wait()
+        self.registry.stop()
+        self._scheduler.stop()
+        self._channels.close()
+        self.store.close()
+
+    def wait(self) -> None:
+        """Returns when the server has stopped."""
+        self._server.wait_for_termination()
+
+    def _build(self) -> grpc.Server:
+        server = grpc.server(
+            futures.ThreadPoolExecutor(MAX_WATCHERS + CALL_WORKERS, "grpc"),
+            interceptors=[ErrorInterceptor(MESSAGE_LIMIT)],
+            options=[
+                # Above the API's limit, so that the interceptor can refuse with details.
+                ("grpc.max_receive_message_length", 2 * MESSAGE_LIMIT),
+                ("grpc.max_send_message_length", MESSAGE_LIMIT),
+                ("grpc.so_reuseport", 0),
+            ],
+        )
+        coordinator_pb2_grpc.add_CoordinatorServiceServicer_to_server(self._servicer, server)
+        artifact_pb2_grpc.add_ArtifactServiceServicer_to_server(ArtifactServicer(self.artifacts), server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        reflection.enable_server_reflection([*_names(), health.SERVICE_NAME, reflection.SERVICE_NAME], server)
+        return server
+
+
+def _names() -> tuple[str, str]:
+    return (
+        coordinator_pb2.DESCRIPTOR.services_by_name["CoordinatorService"].full_name,
+        artifact_pb2.DESCRIPTOR.services_by_name["ArtifactService"].full_name,
+    )
+
+
+def _write_file(path: Path, text: str) -> None:
+    """Written aside and renamed: whoever sees the file sees all of it."""
+    aside = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    aside.write_text(text, encoding="ascii")
+    os.replace(aside, path)

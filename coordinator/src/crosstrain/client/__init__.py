@@ -1,0 +1,5 @@
+"""The Python client of the coordinator."""
+
+from .client import Client
+
+__all__ = ["Client"]

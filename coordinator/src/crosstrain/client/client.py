@@ -1,0 +1,165 @@
+"""A client of the coordinator."""
+
+from __future__ import annotations
+
+import functools
+import io
+import random
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeVar
+
+import grpc
+from crosstrain_protos.v1 import (
+    artifact_pb2_grpc,
+    coordinator_pb2,
+    coordinator_pb2_grpc,
+    data_pb2,
+)
+
+from crosstrain.rpc import from_rpc, transient
+
+from . import files
+
+#: Largest message of the API, bytes.
+MESSAGE_LIMIT = 4 << 20
+_FIRST_WAIT, _LONGEST_WAIT = 0.1, 5.0
+T = TypeVar("T")
+
+
+class Client:
+    """Talks to one coordinator. Every method raises :class:`CrosstrainError` with a reason of the catalogue.
+
+    Args:
+        address: host:port.
+        timeout: seconds for one call that is not a stream.
+        patience: seconds without a connection after which a watched stream is given up.
+    """
+
+    def __init__(self, address: str, timeout: float = 60.0, patience: float = 300.0) -> None:
+        self._timeout = timeout
+        self._patience = patience
+        self._channel = grpc.insecure_channel(
+            address,
+            options=[
+                ("grpc.max_receive_message_length", MESSAGE_LIMIT),
+                ("grpc.initial_reconnect_backoff_ms", 200),
+                ("grpc.min_reconnect_backoff_ms", 200),
+                ("grpc.max_reconnect_backoff_ms", 2000),
+            ],
+        )
+        self._stub = coordinator_pb2_grpc.CoordinatorServiceStub(self._channel)
+        self._artifacts = artifact_pb2_grpc.ArtifactServiceStub(self._channel)
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Closes the connection."""
+        self._channel.close()
+
+    def create_job(
+        self,
+        document: str,
+        train: data_pb2.Dataset | None = None,
+        test: data_pb2.Dataset | None = None,
+        job_id: str = "",
+        timeout: float = 3600.0,
+    ) -> coordinator_pb2.Job:
+        """Creates a job; with a ``job_id`` it may be repeated after a failure without creating another.
+
+        Takes as long as checking (and, for files of the coordinator, importing) the data takes.
+        """
+        request = coordinator_pb2.CreateJobRequest(job_id=job_id, document=document, train=train, test=test)
+        return _called(lambda: self._stub.CreateJob(request, timeout=timeout)).job
+
+    def get_job(self, job_id: str) -> coordinator_pb2.Job:
+        """A job as it stands."""
+        request = coordinator_pb2.GetJobRequest(job_id=job_id)
+        return _called(lambda: self._stub.GetJob(request, timeout=self._timeout)).job
+
+    def list_jobs(self) -> Iterator[coordinator_pb2.Job]:
+        """All jobs, newest first, without their runs and documents."""
+        token = ""
+        while True:
+            request = coordinator_pb2.ListJobsRequest(page_token=token)
+            response = _called(functools.partial(self._stub.ListJobs, request, timeout=self._timeout))
+            yield from response.jobs
+            token = response.next_page_token
+            if not token:
+                return
+
+    def watch_job(self, job_id: str, after: int = 0) -> Iterator[coordinator_pb2.JobEvent]:
+        """The events of a job after a sequence number, each once, until the job has ended.
+
+        Breaks of the connection are mended by watching again from the last event seen.
+        """
+        wait, lost = _FIRST_WAIT, time.monotonic()
+        while True:
+            request = coordinator_pb2.WatchJobRequest(job_id=job_id, after_sequence=after)
+            stream: Any = self._stub.WatchJob(request)
+            try:
+                for response in stream:
+                    for event in response.events:
+                        if event.sequence > after:
+                            after = event.sequence
+                            yield event
+                    wait, lost = _FIRST_WAIT, time.monotonic()
+                return
+            except grpc.RpcError as error:
+                failure = from_rpc(error)
+                if not transient(failure) or time.monotonic() - lost > self._patience:
+                    raise failure from error
+            finally:
+                stream.cancel()
+            time.sleep(wait * random.uniform(0.5, 1.0))
+            wait = min(2 * wait, _LONGEST_WAIT)
+
+    def cancel_job(self, job_id: str) -> coordinator_pb2.Job:
+        """Begins to cancel a job; its last event tells when it has ended."""
+        request = coordinator_pb2.CancelJobRequest(job_id=job_id)
+        return _called(lambda: self._stub.CancelJob(request, timeout=self._timeout)).job
+
+    def compare_runs(self, run_id_a: str, run_id_b: str) -> coordinator_pb2.CompareRunsResponse:
+        """The differences of two training runs that have succeeded."""
+        request = coordinator_pb2.CompareRunsRequest(run_id_a=run_id_a, run_id_b=run_id_b)
+        return _called(lambda: self._stub.CompareRuns(request, timeout=self._timeout))
+
+    def list_engines(self) -> list[coordinator_pb2.RegisteredEngine]:
+        """The engines of all registered services."""
+        request = coordinator_pb2.ListEnginesRequest()
+        return list(_called(lambda: self._stub.ListEngines(request, timeout=self._timeout)).engines)
+
+    def register_service(self, service: str, address: str, preferred: bool = False) -> int:
+        """Registers a service and returns the lease in seconds."""
+        request = coordinator_pb2.RegisterServiceRequest(service=service, address=address, preferred=preferred)
+        return _called(lambda: self._stub.RegisterService(request, timeout=self._timeout)).lease_seconds
+
+    def upload(self, source: bytes | Path | str) -> str:
+        """Stores bytes or a file and returns its digest; what is stored already is not sent."""
+        with io.BytesIO(source) if isinstance(source, bytes) else open(source, "rb") as file:
+            digest, size = files.digest_of(file)
+            _called(lambda: files.upload(self._artifacts, digest, size, files.blocks(file)))
+            return digest
+
+    def download(self, digest: str, path: Path | str) -> None:
+        """Writes an artifact to a file, which appears only when it is whole and checked."""
+        _called(lambda: files.save(files.download(self._artifacts, digest), Path(path)))
+
+    def read(self, digest: str) -> bytes:
+        """A small artifact, checked."""
+        return _called(lambda: b"".join(files.download(self._artifacts, digest)))
+
+
+def _called(call: Callable[[], T]) -> T:
+    try:
+        return call()
+    except grpc.RpcError as error:
+        raise from_rpc(error) from error

@@ -1,0 +1,92 @@
+"""Which device of a service a run uses, and whether its engine can do what the run needs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from crosstrain_protos.v1 import run_pb2, training_pb2
+from crosstrain_service import capabilities, convert
+from crosstrain_service.errors import CrosstrainError
+from crosstrain_service.model import Model
+from crosstrain_service.servicer import features_of
+from crosstrain_service.training import Execution
+from numpy.typing import NDArray
+
+from crosstrain.registry import Offer
+
+_KINDS = {training_pb2.DEVICE_KIND_CPU: "cpu", training_pb2.DEVICE_KIND_CUDA: "cuda"}
+
+
+def choose_device(execution: training_pb2.Execution, offer: Offer, field: str) -> tuple[str, int]:
+    """Kind ("cpu" or "cuda") and index of the device; written into ``execution`` where it was left open.
+
+    Left open means a GPU where the service has one and the engine can use it, else the CPU.
+
+    Raises:
+        CrosstrainError: ``UNSUPPORTED`` if the service has no such device.
+    """
+    names = [device.name for device in offer.devices]
+    device = execution.device
+    if device.kind == training_pb2.DEVICE_KIND_UNSPECIFIED:
+        wanted = f"cuda:{device.index}"
+        usable = _supports(offer, "device.cuda")
+        if usable and wanted in names:
+            device.kind = training_pb2.DEVICE_KIND_CUDA
+        else:
+            device.kind = training_pb2.DEVICE_KIND_CPU
+            device.index = 0
+    kind = _KINDS[device.kind]
+    if f"{kind}:{device.index}" not in names:
+        message = (
+            f"{field}: the service {offer.service} of {offer.label} has no device {kind}:{device.index}, "
+            f"only {', '.join(names) or 'none'}"
+        )
+        raise CrosstrainError("UNSUPPORTED", message, field)
+    return kind, device.index
+
+
+def check_training(
+    offer: Offer, spec: run_pb2.TrainSpec, model: Model, rates: NDArray[np.float64], field: str
+) -> None:
+    """Raises ``UNSUPPORTED`` naming the engine and what it lacks, or ``INVALID_FIELD`` for a bad setting."""
+    execution = _execution(spec.execution)
+    training = convert.training(spec.training, rates, execution.native)
+    needed = (
+        capabilities.features_of_model(model)
+        | capabilities.features_of_training(training)
+        | capabilities.features_of_execution(execution)
+    )
+    _require(offer, spec.execution, needed, field)
+
+
+def check_evaluation(offer: Offer, execution: training_pb2.Execution, model: Model, field: str) -> None:
+    """The same for an evaluation."""
+    needed = capabilities.features_of_model(model) | capabilities.features_of_execution(_execution(execution))
+    _require(offer, execution, needed, field)
+
+
+def _execution(message: training_pb2.Execution) -> Execution:
+    """Checked settings; which cores exist is known to the service alone."""
+    here = training_pb2.Execution()
+    here.CopyFrom(message)
+    del here.cpu_affinity[:]
+    return convert.execution(here)
+
+
+def _require(offer: Offer, execution: training_pb2.Execution, needed: set[str], field: str) -> None:
+    if execution.cpu_affinity:
+        needed = needed | {"execution.cpu_affinity"}
+    try:
+        capabilities.require(offer.label, _features(offer), needed)
+    except CrosstrainError as error:
+        raise CrosstrainError(error.reason, error.message, field) from error
+
+
+def _features(offer: Offer) -> dict[str, Any]:
+    return dict(features_of(offer.engine))
+
+
+def _supports(offer: Offer, feature: str) -> bool:
+    found = _features(offer).get(feature)
+    return found is not None and found.support != capabilities.UNSUPPORTED

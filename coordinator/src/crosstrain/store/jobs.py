@@ -1,0 +1,268 @@
+"""Jobs and their runs: every change is one transaction with the events that tell of it."""
+
+from __future__ import annotations
+
+import time
+
+from crosstrain_protos.v1 import coordinator_pb2, errors_pb2, run_pb2
+from crosstrain_service.errors import CrosstrainError
+from sqlalchemy import Connection, insert, select
+from sqlalchemy.exc import IntegrityError
+
+from .database import Database
+from .journal import JobJournal, timestamp
+from .progress import TERMINAL_JOB_STATES
+from .rows import JobPlace, NewJob, NewRun, RunPlace, RunRow
+from .signals import Signal
+from .tables import job_events, job_runs, jobs
+
+#: Largest number of bytes of events that one call of :meth:`JobStore.events` gives (one event may be larger).
+EVENTS_BYTES = 1 << 20
+
+
+class JobStore:
+    """The jobs of one database. Methods raise ``JOB_NOT_FOUND`` or ``RUN_NOT_FOUND`` for unknown ids."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        #: Something new to read.
+        self.events_changed = Signal()
+        #: Something new to do.
+        self.work_changed = Signal()
+
+    def insert(self, new: NewJob) -> bool:
+        """Stores a job with its runs and first events; False if the job id is taken."""
+        now = time.time_ns()
+        job = coordinator_pb2.Job()
+        job.CopyFrom(new.job)
+        job.state = coordinator_pb2.JOB_STATE_RUNNING
+        job.create_time.CopyFrom(timestamp(now))
+        try:
+            with self._database.write() as connection:
+                connection.execute(
+                    insert(jobs).values(
+                        job_id=job.job_id,
+                        body_digest=new.body_digest,
+                        state=job.state,
+                        last_sequence=0,
+                        cancel_requested=False,
+                        shared_devices=new.shared_devices,
+                        evaluation_pending=new.evaluation_pending,
+                        record=job.SerializeToString(),
+                    )
+                )
+                journal = JobJournal(connection, job.job_id)
+                started = coordinator_pb2.JobStateChanged(state=job.state)
+                journal.append([coordinator_pb2.JobEvent(state_changed=started)])
+                _add_runs(connection, journal, job.job_id, new.runs, 0)
+                journal.close()
+        except IntegrityError:
+            return False
+        self._changed()
+        return True
+
+    def add_runs(self, job_id: str, runs: list[NewRun]) -> None:
+        """Adds the evaluation runs of a job, which are no longer pending then; only once."""
+        with self._database.write() as connection:
+            journal = JobJournal(connection, job_id)
+            pending, present = connection.execute(
+                select(jobs.c.evaluation_pending, jobs.c.state).where(jobs.c.job_id == job_id)
+            ).one()
+            if pending and present not in TERMINAL_JOB_STATES:
+                count = connection.execute(
+                    select(job_runs.c.position)
+                    .where(job_runs.c.job_id == job_id)
+                    .order_by(job_runs.c.position.desc())
+                    .limit(1)
+                ).scalar_one_or_none()
+                _add_runs(connection, journal, job_id, runs, 0 if count is None else count + 1)
+            journal.close(evaluation_pending=False)
+        self._changed()
+
+    def body_digest(self, job_id: str) -> str | None:
+        """Digest of the request that created a job; None if there is no such job."""
+        with self._database.read() as connection:
+            return connection.execute(
+                select(jobs.c.body_digest).where(jobs.c.job_id == job_id)
+            ).scalar_one_or_none()
+
+    def job(self, job_id: str) -> coordinator_pb2.Job:
+        """A job as it stands, with its runs."""
+        with self._database.read() as connection:
+            record = connection.execute(select(jobs.c.record).where(jobs.c.job_id == job_id)).scalar_one_or_none()
+            if record is None:
+                raise CrosstrainError("JOB_NOT_FOUND", f"there is no job {job_id!r}", "job_id")
+            job = coordinator_pb2.Job.FromString(record)
+            rows = connection.execute(
+                select(job_runs.c.record).where(job_runs.c.job_id == job_id).order_by(job_runs.c.position)
+            )
+            job.runs.extend(coordinator_pb2.JobRun.FromString(row.record) for row in rows)
+            return job
+
+    def list_jobs(self, count: int, before: int | None) -> tuple[list[coordinator_pb2.Job], int | None]:
+        """At most ``count`` jobs, newest first, without runs, and where to go on (None at the end).
+
+        ``before`` is what the last call gave; None starts at the newest job.
+        """
+        query = select(jobs.c.position, jobs.c.record).order_by(jobs.c.position.desc()).limit(count + 1)
+        if before is not None:
+            query = query.where(jobs.c.position < before)
+        with self._database.read() as connection:
+            rows = connection.execute(query).all()
+        found = [coordinator_pb2.Job.FromString(row.record) for row in rows[:count]]
+        return found, rows[count - 1].position if len(rows) > count else None
+
+    def events(self, job_id: str, after: int) -> tuple[list[coordinator_pb2.JobEvent], bool]:
+        """The next events after a sequence number, about 1 MiB of them, and whether none will follow these."""
+        with self._database.read() as connection:
+            head = connection.execute(
+                select(jobs.c.state, jobs.c.last_sequence).where(jobs.c.job_id == job_id)
+            ).first()
+            if head is None:
+                raise CrosstrainError("JOB_NOT_FOUND", f"there is no job {job_id!r}", "job_id")
+            found: list[coordinator_pb2.JobEvent] = []
+            size = 0
+            rows = connection.execution_options(yield_per=200).execute(
+                select(job_events.c.payload)
+                .where(job_events.c.job_id == job_id, job_events.c.sequence > after)
+                .order_by(job_events.c.sequence)
+                .limit(2000)
+            )
+            for (payload,) in rows:
+                size += len(payload)
+                if found and size > EVENTS_BYTES:
+                    break
+                found.append(coordinator_pb2.JobEvent.FromString(payload))
+            rows.close()
+        last = found[-1].sequence if found else after
+        return found, head.state in TERMINAL_JOB_STATES and last >= head.last_sequence
+
+    def run_events(self, run_id: str, after: int = 0, limit: int = 500) -> list[run_pb2.RunEvent]:
+        """Stored events of one run after a sequence number of that run, at most ``limit``."""
+        with self._database.read() as connection:
+            rows = connection.execute(
+                select(job_events.c.payload)
+                .where(job_events.c.run_id == run_id, job_events.c.run_sequence > after)
+                .order_by(job_events.c.run_sequence)
+                .limit(limit)
+            ).all()
+        return [coordinator_pb2.JobEvent.FromString(row.payload).run_event for row in rows]
+
+    def run(self, run_id: str) -> RunRow:
+        """One run."""
+        with self._database.read() as connection:
+            row = connection.execute(
+                select(job_runs, jobs.c.cancel_requested)
+                .join(jobs, jobs.c.job_id == job_runs.c.job_id)
+                .where(job_runs.c.run_id == run_id)
+            ).first()
+        if row is None:
+            raise CrosstrainError("RUN_NOT_FOUND", f"there is no run {run_id!r}", "run_id")
+        return RunRow(
+            run_id=row.run_id,
+            job_id=row.job_id,
+            kind=row.kind,
+            state=row.state,
+            service=row.service,
+            engine=row.engine,
+            engine_version=row.engine_version,
+            device_key=row.device_key,
+            submissions=row.submissions,
+            cursor=row.last_sequence - row.sequence_base,
+            request=row.request,
+            record=coordinator_pb2.JobRun.FromString(row.record),
+            cancel_requested=row.cancel_requested,
+        )
+
+    def unfinished(self) -> list[JobPlace]:
+        """All jobs that have not ended, oldest first."""
+        with self._database.read() as connection:
+            places = {
+                row.job_id: JobPlace(row.job_id, row.cancel_requested, row.shared_devices, row.evaluation_pending)
+                for row in connection.execute(
+                    select(
+                        jobs.c.job_id, jobs.c.cancel_requested, jobs.c.shared_devices, jobs.c.evaluation_pending
+                    )
+                    .where(jobs.c.state == coordinator_pb2.JOB_STATE_RUNNING)
+                    .order_by(jobs.c.position)
+                )
+            }
+            columns = [job_runs.c[name] for name in RunPlace.__dataclass_fields__]
+            query = (
+                select(*columns)
+                .join(jobs, jobs.c.job_id == job_runs.c.job_id)
+                .where(jobs.c.state == coordinator_pb2.JOB_STATE_RUNNING)
+                .order_by(jobs.c.position, job_runs.c.position)
+            )
+            for row in connection.execute(query):
+                places[row.job_id].runs.append(RunPlace(*row))
+        return list(places.values())
+
+    def request_cancel(self, job_id: str) -> None:
+        """Notes that a job is to be cancelled; nothing if it has ended."""
+        with self._database.write() as connection:
+            journal = JobJournal(connection, job_id)
+            if journal.job.state not in TERMINAL_JOB_STATES:
+                journal.close(cancel_requested=True)
+        self.work_changed.notify()
+
+    def end_job(
+        self, job_id: str, state: coordinator_pb2.JobState.ValueType, error: errors_pb2.Error | None = None
+    ) -> None:
+        """Ends a job; nothing if it has ended before."""
+        with self._database.write() as connection:
+            journal = JobJournal(connection, job_id)
+            if journal.job.state in TERMINAL_JOB_STATES:
+                return
+            change = coordinator_pb2.JobStateChanged(state=state, error=error)
+            journal.job.state = state
+            journal.job.end_time.CopyFrom(timestamp(journal.now_ns))
+            if error is not None:
+                journal.job.error.CopyFrom(error)
+            journal.append([coordinator_pb2.JobEvent(state_changed=change)])
+            journal.close()
+        self._changed()
+
+    def _changed(self) -> None:
+        self.events_changed.notify()
+        self.work_changed.notify()
+
+
+def _add_runs(
+    connection: Connection, journal: JobJournal, job_id: str, runs: list[NewRun], position: int
+) -> None:
+    for index, new in enumerate(runs):
+        record = coordinator_pb2.JobRun(
+            repeat=new.repeat,
+            service=new.service,
+            run=run_pb2.Run(
+                run_id=new.run_id,
+                kind=new.kind,
+                engine=new.engine,
+                engine_version=new.engine_version,
+                state=run_pb2.RUN_STATE_QUEUED,
+                create_time=timestamp(journal.now_ns),
+            ),
+        )
+        connection.execute(
+            insert(job_runs).values(
+                run_id=new.run_id,
+                job_id=job_id,
+                position=position + index,
+                kind=new.kind,
+                state=record.run.state,
+                service=new.service,
+                engine=new.engine,
+                engine_version=new.engine_version,
+                device_key=new.device_key,
+                last_sequence=0,
+                sequence_base=0,
+                attempt_base=0,
+                submissions=0,
+                request=new.request,
+                record=record.SerializeToString(),
+            )
+        )
+        journal.run_changed(record)
+
+

@@ -1,0 +1,84 @@
+"""Appends events to a job: the one place that gives out a job's sequence numbers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+
+from crosstrain_protos.v1 import coordinator_pb2
+from crosstrain_service.errors import CrosstrainError
+from google.protobuf.timestamp_pb2 import Timestamp
+from sqlalchemy import Connection, insert, select, update
+
+from .tables import job_events, jobs
+
+
+def timestamp(nanoseconds: int) -> Timestamp:
+    """The message of a time in nanoseconds since 1970."""
+    message = Timestamp()
+    message.FromNanoseconds(nanoseconds)
+    return message
+
+
+class JobJournal:
+    """One job, locked for the rest of the transaction it was opened in.
+
+    The lock on the job's row orders all writers of a job, in this process and others; the numbers
+    are therefore free of gaps, and a failed transaction gives its numbers back.
+
+    Raises:
+        CrosstrainError: ``JOB_NOT_FOUND``.
+    """
+
+    def __init__(self, connection: Connection, job_id: str) -> None:
+        row = connection.execute(
+            select(jobs.c.last_sequence, jobs.c.record).where(jobs.c.job_id == job_id).with_for_update()
+        ).first()
+        if row is None:
+            raise CrosstrainError("JOB_NOT_FOUND", f"there is no job {job_id!r}", "job_id")
+        self._connection = connection
+        self._job_id = job_id
+        self._sequence: int = row.last_sequence
+        #: The job's record; written back by :meth:`close`.
+        self.job = coordinator_pb2.Job.FromString(row.record)
+        self.now_ns = time.time_ns()
+
+    def append(self, events: Iterable[coordinator_pb2.JobEvent]) -> None:
+        """Gives the events the next sequence numbers and the present time, and stores them."""
+        rows = []
+        now = timestamp(self.now_ns)
+        for event in events:
+            self._sequence += 1
+            event.sequence = self._sequence
+            event.time.CopyFrom(now)
+            of_run = event.WhichOneof("event") == "run_event"
+            rows.append(
+                {
+                    "job_id": self._job_id,
+                    "sequence": self._sequence,
+                    "run_id": event.run_event.run_id if of_run else None,
+                    "run_sequence": event.run_event.sequence if of_run else None,
+                    "time_ns": self.now_ns,
+                    "payload": event.SerializeToString(),
+                }
+            )
+        if rows:
+            self._connection.execute(insert(job_events), rows)
+
+    def run_changed(self, record: coordinator_pb2.JobRun) -> None:
+        """Appends the event that a run's placement or state changed."""
+        self.append([coordinator_pb2.JobEvent(run_changed=record)])
+
+    def close(self, **columns: object) -> None:
+        """Writes back the job's record and sequence number, and other columns of the job."""
+        self.job.last_sequence = self._sequence
+        self._connection.execute(
+            update(jobs)
+            .where(jobs.c.job_id == self._job_id)
+            .values(
+                last_sequence=self._sequence,
+                state=self.job.state,
+                record=self.job.SerializeToString(),
+                **columns,
+            )
+        )

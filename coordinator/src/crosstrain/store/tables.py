@@ -1,0 +1,81 @@
+"""The tables of the job store. Protocol messages are kept whole, beside the columns that queries need.
+
+Times are nanoseconds since 1970 UTC. States and kinds are the numbers of the API's enumerations.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Column,
+    ForeignKey,
+    Integer,
+    LargeBinary,
+    MetaData,
+    String,
+    Table,
+    UniqueConstraint,
+)
+
+metadata = MetaData()
+
+jobs = Table(
+    "jobs",
+    metadata,
+    # SQLite numbers rows by itself only if the type is exactly INTEGER.
+    Column("position", BigInteger().with_variant(Integer, "sqlite"), primary_key=True, autoincrement=True),
+    Column("job_id", String(128), nullable=False, unique=True),
+    Column("body_digest", String(64), nullable=False),
+    Column("state", Integer, nullable=False, index=True),
+    Column("last_sequence", BigInteger, nullable=False),
+    Column("cancel_requested", Boolean, nullable=False),
+    Column("shared_devices", Boolean, nullable=False),
+    Column("evaluation_pending", Boolean, nullable=False),
+    Column("record", LargeBinary, nullable=False),
+)
+
+job_runs = Table(
+    "job_runs",
+    metadata,
+    Column("run_id", String(128), primary_key=True),
+    Column("job_id", String(128), ForeignKey("jobs.job_id"), nullable=False),
+    Column("position", Integer, nullable=False),
+    Column("kind", Integer, nullable=False),
+    Column("state", Integer, nullable=False),
+    Column("service", String(128), nullable=False),
+    Column("engine", String(128), nullable=False),
+    Column("engine_version", String(128), nullable=False),
+    Column("device_key", String(300), nullable=False),
+    # Events stored, and how many of them came before the present submission.
+    Column("last_sequence", BigInteger, nullable=False),
+    Column("sequence_base", BigInteger, nullable=False),
+    Column("attempt_base", Integer, nullable=False),
+    Column("submissions", Integer, nullable=False),
+    Column("request", LargeBinary, nullable=False),
+    Column("record", LargeBinary, nullable=False),
+    UniqueConstraint("job_id", "position"),
+)
+
+job_events = Table(
+    "job_events",
+    metadata,
+    Column("job_id", String(128), ForeignKey("jobs.job_id"), primary_key=True),
+    Column("sequence", BigInteger, primary_key=True, autoincrement=False),
+    # Set for events of a run only; several NULLs do not collide.
+    Column("run_id", String(128)),
+    Column("run_sequence", BigInteger),
+    Column("time_ns", BigInteger, nullable=False),
+    Column("payload", LargeBinary, nullable=False),
+    UniqueConstraint("run_id", "run_sequence"),
+)
+
+services = Table(
+    "services",
+    metadata,
+    Column("service", String(128), primary_key=True),
+    Column("address", String(255), nullable=False),
+    Column("preferred", Boolean, nullable=False),
+    Column("expires_ns", BigInteger, nullable=False),
+    Column("description", LargeBinary, nullable=False),
+)
