@@ -1,0 +1,226 @@
+"""The job document: everything a job can say, with its defaults."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Discriminator, Field, PrivateAttr, Tag, model_validator
+
+from crosstrain.data import DataError, ImportOptions
+
+from .base import MAX_SEED, MAX_STEPS, Digest, EngineName, Name, NotNegative, Part, Positive, Size, wrong
+from .document import Path
+from .layers import LayerSpec
+from .optimizers import AdamW, OptimizerSpec
+from .schedule import ScheduleSpec
+
+BUILT_IN = ("cnn2", "cnn3")
+MAX_REPEATS = 100
+MAX_ENGINES = 64
+MAX_LAYERS = 1000
+
+Repeats = Annotated[int, Field(ge=1, le=MAX_REPEATS)]
+Core = Annotated[int, Field(ge=0, le=4095)]
+
+
+class InlineModel(Part):
+    """A network of layers in order of execution; the last one gives one value per class."""
+
+    name: Name = "model"
+    layers: Annotated[list[LayerSpec], Field(min_length=1, max_length=MAX_LAYERS)]
+
+
+def _built_in(value: str) -> str:
+    if value in BUILT_IN:
+        return value
+    if value.endswith((".yaml", ".yml", ".json")):
+        raise ValueError(
+            f"the model file {value!r} is read by the command line only; here the layers must be written out"
+        )
+    raise ValueError(
+        f"no built-in network {value!r}; known are {', '.join(BUILT_IN)}, or write {{layers: [...]}}, "
+        "or name a file that ends in .yaml"
+    )
+
+
+ModelSpec = Annotated[
+    Annotated[str, AfterValidator(_built_in), Tag("built-in")] | Annotated[InlineModel, Tag("layers")],
+    Discriminator(lambda value: "built-in" if isinstance(value, str) else "layers"),
+]
+
+
+class DataSpec(Part):
+    """Sources of samples and what is known about them; see ``crosstrain.data.ImportOptions``.
+
+    The validation split of early stopping is part of ``training.early_stopping``.
+    """
+
+    train: Annotated[str, Field(min_length=1, max_length=4096)] | None = None
+    test: Annotated[str, Field(min_length=1, max_length=4096)] | None = None
+    format: Literal["csv", "npz", "idx", "images"] | None = None
+    shape: Annotated[list[Size], Field(min_length=2, max_length=3)] | None = None
+    layout: Literal["nchw", "nhwc"] | None = None
+    header: bool | None = None
+    label: str | Annotated[int, Field(ge=1)] | None = None
+    labels: Literal["index", "map", "onehot"] = "index"
+    classes: Annotated[int, Field(ge=2, le=1_000_000)] | None = None
+    label_values: list[int] | None = None
+    class_names: list[str] | None = None
+    divisor: Positive | None = None
+
+    @model_validator(mode="after")
+    def _options(self) -> DataSpec:
+        try:
+            self.import_options()
+        except DataError as error:
+            raise wrong(tuple(error.field.split(".")), error.message) from None
+        return self
+
+    def import_options(self) -> ImportOptions:
+        """The options for importing either source."""
+        values = self.model_dump(exclude={"train", "test"}, exclude_none=True)
+        return ImportOptions.from_json(values)
+
+
+class WeightDecaySpec(Part):
+    """``l2`` adds rate * w to the gradient; ``decoupled`` shrinks weights by lr * rate beside the rule."""
+
+    rate: NotNegative
+    coupling: Literal["l2", "decoupled"] = "l2"
+    include_biases: bool = False
+
+
+class EarlyStoppingSpec(Part):
+    """Stops after ``patience`` epochs without a validation loss lower by more than ``min_delta``."""
+
+    validation_share: Annotated[float, Field(gt=0, lt=1)]
+    patience: Size = 1
+    min_delta: NotNegative = 0.0
+
+
+class TrainingSpec(Part):
+    """What defines the function that all engines compute."""
+
+    epochs: Size = 1
+    max_steps: Annotated[int, Field(ge=0, le=MAX_STEPS)] = 0
+    batch_size: Size = 64
+    drop_last: bool = False
+    keep_order: bool = False
+    seed: Annotated[int, Field(ge=0, le=MAX_SEED)] = 0
+    optimizer: OptimizerSpec | None = None
+    schedule: ScheduleSpec = ScheduleSpec()
+    weight_decay: WeightDecaySpec | None = None
+    clip_norm: NotNegative = 0.0
+    early_stopping: EarlyStoppingSpec | None = None
+
+    @model_validator(mode="after")
+    def _one_decay(self) -> TrainingSpec:
+        if self.weight_decay and self.optimizer and isinstance(self.optimizer.rule, AdamW):
+            path = ("training", "weight_decay")
+            raise wrong(path, "adamw has its own weight_decay; remove this one, or write adam")
+        return self
+
+
+class DevicesSpec(Part):
+    """``auto``: a GPU where a service has one, else the CPU. ``count`` above 1 splits every batch."""
+
+    kind: Literal["auto", "cpu", "cuda"] = "auto"
+    count: Annotated[int, Field(ge=1, le=1024)] = 1
+    index: Annotated[int, Field(ge=0, le=1023)] = 0
+
+
+class ExecutionSpec(Part):
+    """How the work is done: speed and rounding may depend on it, the function may not.
+
+    Zero threads mean all cores (``threads``) or the framework's default (``inter_threads``).
+    ``deterministic`` is true in parity mode and false in speed mode unless given. ``precision`` is
+    float32, but float64 in the reference engine, unless given. ``compiler`` is one for all
+    engines, or a mapping from engines to compilers, since most compilers belong to one framework.
+    """
+
+    threads: Annotated[int, Field(ge=0, le=4096)] = 0
+    inter_threads: Annotated[int, Field(ge=0, le=4096)] = 0
+    cpu_affinity: list[Core] = Field(default_factory=list, max_length=4096)
+    prefetch: Annotated[int, Field(ge=0, le=1024)] = 0
+    deterministic: bool | None = None
+    compiler: str | dict[EngineName, str] = ""
+    gpu_memory_growth: bool = False
+    allow_tf32: bool = False
+    precision: Literal["float32", "float64"] | None = None
+    checkpoint_every_steps: Annotated[int, Field(ge=0, le=MAX_STEPS)] = 0
+
+
+class JobSpec(Part):
+    """A job: one network, one training, several engines."""
+
+    name: Name
+    task: Literal["train", "evaluate"] = "train"
+    model: ModelSpec
+    data: DataSpec = DataSpec()
+    training: TrainingSpec = TrainingSpec()
+    semantics: Literal["canonical", "native"] = "canonical"
+    mode: Literal["parity", "speed"] = "parity"
+    repeats: Repeats = 1
+    runs_of: dict[EngineName, Repeats] = Field(default_factory=dict)
+    engines: Annotated[list[EngineName], Field(min_length=1, max_length=MAX_ENGINES)]
+    devices: DevicesSpec = DevicesSpec()
+    execution: ExecutionSpec = ExecutionSpec()
+    cross_evaluate: bool = True
+    weights: list[Digest] = Field(default_factory=list, max_length=1000)
+    initial_weights: Digest | None = None
+
+    _lines: dict[Path, int] = PrivateAttr(default_factory=dict)
+
+    def __init__(self, lines: Mapping[Path, int] | None = None, /, **values: Any) -> None:
+        super().__init__(**values)
+        self._lines = dict(lines or {})
+
+    @property
+    def lines(self) -> dict[Path, int]:
+        """1-based line of every value in the document; empty if the spec was not read from one."""
+        return self._lines
+
+    @model_validator(mode="after")
+    def _consistent(self) -> JobSpec:
+        if self.task == "train" and self.training.optimizer is None:
+            raise wrong(("training", "optimizer"), "is missing, for example {sgd: {learning_rate: 0.05}}")
+        if self.task == "train" and self.weights:
+            raise wrong(("weights",), "belong to the task evaluate; to train on, write initial_weights")
+        if self.task == "evaluate" and not self.weights:
+            raise wrong(("weights",), "are missing: the task evaluate needs a list of SHA-256 digests")
+        for index, engine in enumerate(self.engines):
+            if engine in self.engines[:index]:
+                raise wrong(("engines", index), f"{engine!r} is listed twice; repeats: N runs each N times")
+        for engine, count in self.runs_of.items():
+            self._is_listed(engine, ("runs_of", engine))
+            if count > self.repeats:
+                raise wrong(("runs_of", engine), f"{count} is more than repeats, which is {self.repeats}")
+        compilers = self.execution.compiler
+        for engine in compilers if isinstance(compilers, dict) else ():
+            self._is_listed(engine, ("execution", "compiler", engine))
+        return self
+
+    def _is_listed(self, engine: str, path: Path) -> None:
+        if engine not in self.engines:
+            raise wrong(path, f"{engine!r} is not one of the engines: {', '.join(self.engines)}")
+
+    @property
+    def native(self) -> bool:
+        """Whether every framework keeps its own conventions."""
+        return self.semantics == "native"
+
+    @property
+    def deterministic(self) -> bool:
+        """Whether deterministic kernels are demanded."""
+        given = self.execution.deterministic
+        return self.mode == "parity" if given is None else given
+
+    def repeats_of(self, engine: str) -> int:
+        """How many times an engine (as written in ``engines``) runs."""
+        return self.runs_of.get(engine, self.repeats)
+
+    def compiler_of(self, engine: str) -> str:
+        """The compiler of an engine (as written in ``engines``)."""
+        compilers = self.execution.compiler
+        return compilers if isinstance(compilers, str) else compilers.get(engine, "")
