@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from crosstrain_protos.v1 import coordinator_pb2, data_pb2, run_pb2
+from crosstrain_protos.v1 import coordinator_pb2, data_pb2
 from crosstrain_service import convert, weights
-from crosstrain_service.errors import CrosstrainError, Violation, invalid_field
+from crosstrain_service.errors import CrosstrainError
 from crosstrain_service.model import Model
 from numpy.typing import NDArray
 
@@ -24,7 +24,6 @@ from .runs import evaluate_run, train_run
 
 MAX_DOCUMENT = 1 << 20
 MAX_RUNS = 1000
-MAX_WEIGHTS = 1000
 
 
 @dataclass
@@ -44,15 +43,12 @@ class Planner:
         """
         if len(request.document.encode()) > MAX_DOCUMENT:
             raise CrosstrainError("LIMIT_EXCEEDED", f"the job document is over {MAX_DOCUMENT} bytes", "document")
-        try:
-            spec = documents.parse_document(request.document)
-            offers = self._offers(spec)
-            train, test = self._data(spec, request)
-            if spec.task == "evaluate":
-                return self._evaluation(job_id, spec, offers, test or train, body_digest)
-            return self._training(job_id, spec, offers, train, test, body_digest)
-        except documents.SpecError as error:
-            raise _from_spec(error) from error
+        spec = documents.parse_document(request.document)
+        offers = self._offers(spec)
+        train, test = self._data(spec, request)
+        if spec.task == "evaluate":
+            return self._evaluation(job_id, spec, offers, test or train, body_digest)
+        return self._training(job_id, spec, offers, train, test, body_digest)
 
     def _offers(self, spec: documents.JobSpec) -> list[Offer]:
         registered = self.registry.offers()
@@ -89,20 +85,19 @@ class Planner:
         for name, dataset in (("data.train", train), ("data.test", test)):
             if dataset is not None:
                 convert.dataset(dataset, model, name)
-        rates = self._learning_rates(spec, train)
+        rates = documents.learning_rates(spec, documents.training_rows(spec, train.samples)).astype("<f8")
         rates_digest = self.artifacts.put(_npy(rates))
         weights_digest = self._initial_weights(spec, model)
         runs: list[list[NewRun]] = []
         for index, offer in enumerate(offers):
             wanted = spec.engines[index]
-            message = documents.train_spec(spec, model, train, test, rates_digest, weights_digest, offer.engine.name)
+            message = documents.train_spec(spec, model, train, test, rates_digest, weights_digest, wanted)
             device = choose_device(message.execution, offer, f"engines[{index}]")
             check_training(offer, message, model, rates, f"engines[{index}]")
-            repeats = spec.runs_of.get(wanted, spec.runs_of.get(offer.engine.name, spec.repeats))
             runs.append(
                 [
                     train_run(job_id, offer, repeat, message, self.registry.device_key(offer, *device))
-                    for repeat in range(min(repeats, spec.repeats))
+                    for repeat in range(spec.repeats_of(wanted))
                 ]
             )
         # Repeats go round the engines, so that a slow change of the machine meets all alike.
@@ -130,20 +125,15 @@ class Planner:
     ) -> NewJob:
         if test is None:
             raise CrosstrainError("INVALID_DATA", "there is no data to evaluate on", "data.test")
-        if not 1 <= len(spec.weights) <= MAX_WEIGHTS:
-            raise invalid_field("weights", f"{len(spec.weights)} weights; 1 to {MAX_WEIGHTS} are possible")
         model = documents.build_model(spec, tuple(test.input_shape), test.classes)
         convert.dataset(test, model, "data.test")
         for index, digest in enumerate(spec.weights):
             self._check_weights(digest, model, f"weights[{index}]")
         runs = []
         for index, offer in enumerate(offers):
-            execution = documents.train_spec(spec, model, test, None, "", "", offer.engine.name).execution
-            device = choose_device(execution, offer, f"engines[{index}]")
-            check_evaluation(offer, execution, model, f"engines[{index}]")
-            message = run_pb2.EvaluateSpec(
-                model=convert.model_message(model), test=test, weights_digests=spec.weights, execution=execution
-            )
+            message = documents.evaluate_spec(spec, model, test, spec.weights, spec.engines[index])
+            device = choose_device(message.execution, offer, f"engines[{index}]")
+            check_evaluation(offer, message.execution, model, f"engines[{index}]")
             runs.append(evaluate_run(job_id, offer, message, self.registry.device_key(offer, *device)))
         shared = bool(getattr(spec.devices, "shared", False))
         return NewJob(self._job(job_id, spec, None, test), body_digest, runs, shared_devices=shared)
@@ -158,21 +148,6 @@ class Planner:
         return coordinator_pb2.Job(
             job_id=job_id, name=spec.name, document=documents.dump_document(spec), train=train, test=test
         )
-
-    def _learning_rates(self, spec: documents.JobSpec, train: data_pb2.Dataset) -> NDArray[np.float64]:
-        rows = int(train.samples)
-        stopping = spec.training.early_stopping
-        if stopping is not None:
-            # As streams.validation_split does.
-            rows -= max(1, round(rows * stopping.validation_share))
-        size = spec.training.batch_size
-        if size > rows:
-            message = f"training.batch_size {size} is larger than the {rows} training samples: there are zero steps"
-            raise CrosstrainError("INVALID_DATA", message, "training.batch_size")
-        rates = np.asarray(documents.learning_rates(spec, rows), dtype="<f8")
-        if not len(rates):
-            raise CrosstrainError("INVALID_DATA", "the job has zero steps", "training.batch_size")
-        return rates
 
     def _initial_weights(self, spec: documents.JobSpec, model: Model) -> str:
         if spec.initial_weights:
@@ -194,14 +169,3 @@ def _npy(values: NDArray[Any]) -> bytes:
     buffer = io.BytesIO()
     np.save(buffer, values, allow_pickle=False)
     return buffer.getvalue()
-
-
-def _from_spec(error: documents.SpecError) -> CrosstrainError:
-    found = tuple(
-        Violation(item.field, f"line {item.line}: {item.message}" if item.line else item.message)
-        for item in error.violations
-    )
-    first = found[0] if found else Violation("document", str(error))
-    more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
-    text = f"{first.field}: {first.description}{more}"
-    return CrosstrainError("INVALID_JOB", text, first.field, violations=found)
