@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,6 +10,9 @@ import numpy as np
 import pytest
 
 from crosstrain.data import DataCache, DataError, DatasetInfo, ImportOptions, import_dataset
+
+# data_inputs.py is shared by the tests of this folder and by processes that they start.
+sys.path.insert(0, str(Path(__file__).parent))
 
 
 @pytest.fixture

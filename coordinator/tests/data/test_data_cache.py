@@ -9,11 +9,10 @@ import multiprocessing
 import os
 import subprocess
 import sys
-import time
 
 import numpy as np
 import pytest
-from data_inputs import csv_text
+from data_inputs import csv_text, import_slowly
 
 from crosstrain.data import DataCache, DataError, DatasetInfo, ImportOptions, import_dataset
 from crosstrain.data import importer as importer_module
@@ -217,25 +216,11 @@ def test_default_cache(monkeypatch, tmp_path):
     assert DataCache.default().root == tmp_path / "b" / "crosstrain"
 
 
-def _import_in_process(path, root, barrier, results):
-    real = importer_module.READERS["csv"]
-    reads = []
-
-    def slow(*arguments):
-        reads.append(1)
-        time.sleep(0.3)
-        return real(*arguments)
-
-    importer_module.READERS["csv"] = slow
-    barrier.wait()
-    results.put((import_dataset(path, None, DataCache(root)).to_json(), len(reads)))
-
-
 def test_two_importers_read_once(path, cache):
     context = multiprocessing.get_context("spawn")
     barrier, results = context.Barrier(2), context.Queue()
     arguments = (path, cache.root, barrier, results)
-    workers = [context.Process(target=_import_in_process, args=arguments) for _ in range(2)]
+    workers = [context.Process(target=import_slowly, args=arguments) for _ in range(2)]
     for worker in workers:
         worker.start()
     found = [results.get(timeout=60) for _ in workers]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import pickle
 
 import numpy as np
 import pytest
@@ -133,3 +134,9 @@ def test_sample_digests_are_those_of_the_canonical_input(load, cache):
         expected.append(hashlib.sha256(sample.tobytes()).hexdigest())
     assert sample_digests(info, 3, cache) == expected
     assert len(sample_digests(info, 100, cache)) == 4
+
+
+def test_error_can_come_from_another_process():
+    error = pickle.loads(pickle.dumps(DataError("f", "m", row=3, column="c", value="v")))
+    assert (error.field, error.message, error.row, error.column, error.value) == ("f", "m", 3, "c", "v")
+    assert str(error) == "f: m"

@@ -225,6 +225,9 @@ def test_binary_labels_are_not_taken_for_one_hot(load):
     assert load(csv_text(rows)).classes == 2
 
 
+PACKED = gzip.compress(b"0,1,2,3,4\n1,2,3,4,5\n" * 500)
+
+
 @pytest.mark.parametrize(
     "content,words",
     [
@@ -243,7 +246,10 @@ def test_binary_labels_are_not_taken_for_one_hot(load):
         (b"\x80\x04\x95\x00junk", "pickle"),
         (b"\x89PNG\r\n\x1a\n", "PNG"),
         (gzip.compress(b"0,1,2,3,4\n1,2,3,4,5\n" * 500)[:-20], "cut short"),
-        (gzip.compress(b"0,1,2,3,4\n1,2,3,4,5\n" * 500)[:-8] + b"\1\2\3\4\5\6\7\x08", "gzip data is damaged"),
+        (
+            gzip.compress(b"0,1,2,3,4\n1,2,3,4,5\n" * 500)[:-8] + b"\1\2\3\4\5\6\7\x08",
+            "compressed data is damaged",
+        ),
         (gzip.compress(b""), "no lines of data"),
     ],
 )

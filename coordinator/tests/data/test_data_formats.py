@@ -269,3 +269,27 @@ def test_other_files_in_an_image_folder_are_named(pictures, cache):
     assert [finding.code for finding in info.warnings if "a/notes.txt" in finding.message] == [
         "files_left_out"
     ]
+
+
+def test_headers_that_announce_too_much(mnist, npz, tmp_path, cache):
+    huge = bytes([0, 0, 8, 3]) + struct.pack(">3I", 6, 2**32 - 1, 2**32 - 1) + b"x" * 50
+    refuse(lambda: import_dataset(mnist(huge), None, cache), "too large")
+    huge = bytes([0, 0, 8, 3]) + struct.pack(">3I", 2**32 - 1, 5, 7) + b"x" * 50
+    labels = bytes([0, 0, 8, 1]) + struct.pack(">I", 2**32 - 1) + b"x" * 50
+    refuse(lambda: import_dataset(mnist(huge, labels), None, cache), "announces 4294967295 values")
+    for shape in ((10**15, 4), (6, 10**15), (6, 0), (-6, 4)):
+        path = tmp_path / "data.npz"
+        with zipfile.ZipFile(path, "w") as archive:
+            for name, axes in (("x", shape), ("y", shape[:1])):
+                text = repr({"descr": "|u1", "fortran_order": False, "shape": axes}).encode() + b"\n"
+                header = b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text
+                archive.writestr(f"{name}.npy", header + b"x" * 6)
+        refuse(lambda path=path: import_dataset(path, None, cache))
+
+
+def test_two_pairs_in_one_folder_are_remembered_apart(mnist, cache, monkeypatch):
+    train, test = mnist(), mnist(idx(GREY[::-1].copy()), start="t10k")
+    first, second = import_pair(train, test, None, cache)
+    monkeypatch.setattr("crosstrain.data.source.Source.content_digest", None)
+    assert import_pair(train, test, None, cache) == (first, second)
+    assert first.pixels_digest != second.pixels_digest

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class DataError(Exception):
     """User data, or an option that describes it, cannot be used.
@@ -32,6 +34,14 @@ class DataError(Exception):
         self.column = column
         self.value = None if value is None else shorten(value)
         super().__init__(f"{field}: {message}")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickled by its own parts, so that it can come back from another process."""
+        return (_rebuilt, (self.field, self.message, self.row, self.column, self.value))
+
+
+def _rebuilt(field: str, message: str, row: int | None, column: str | None, value: str | None) -> DataError:
+    return DataError(field, message, row=row, column=column, value=value)
 
 
 def shorten(text: str, limit: int = 40) -> str:

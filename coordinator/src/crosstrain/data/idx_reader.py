@@ -18,7 +18,7 @@ from .errors import DataError, listing
 from .info import ImportOptions
 from .npy import CHUNK_BYTES
 from .reading import ReadResult, StartSink
-from .shapes import times
+from .shapes import check_size, times
 from .source import Progress, Source, chunks, first_bytes, reading, regular_file
 
 UBYTE = 0x08
@@ -95,8 +95,7 @@ def read_idx(source: Source, options: ImportOptions, start: StartSink, progress:
         shape = options.shape
     if options.shape is not None and options.shape != shape:
         raise DataError("data.shape", f"{times(options.shape)} was stated, {images.name} has {times(shape)}")
-    if not math.prod(header.shape):
-        raise DataError(images.name, f"has an empty shape {header.shape}")
+    check_size(shape, images.name)
     raw = b"".join(_payload(labels, label_header, 1, lambda done, total: None))
     numbers = np.frombuffer(raw, dtype=np.uint8).astype(np.int64)
     sink = start(shape)

@@ -31,7 +31,11 @@ def class_folders(path: Path) -> list[Path]:
 
 def looks_image_folder(path: Path) -> bool:
     """Whether a subfolder holds a PNG or JPEG file."""
-    return any(_is_image(file) for folder in class_folders(path) for file in folder.iterdir())
+    for folder in class_folders(path):
+        with reading(folder):
+            if any(_is_image(file) for file in folder.iterdir()):
+                return True
+    return False
 
 
 def find_images(path: Path) -> tuple[Path, ...]:

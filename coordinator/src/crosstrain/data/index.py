@@ -28,7 +28,7 @@ class Entry:
 
 def index_key(source: Source, options: ImportOptions) -> str:
     """Names the index entry of one source read with one set of options."""
-    parts = [IMPORTER_VERSION, str(source.root.resolve()), options.to_json()]
+    parts = [IMPORTER_VERSION, str(source.root.resolve()), source.name, options.to_json()]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 

@@ -23,7 +23,7 @@ from .errors import DataError, listing
 from .info import Finding, ImportOptions
 from .npy import CHUNK_BYTES
 from .reading import ReadResult, StartSink
-from .shapes import infer_shape, times
+from .shapes import check_size, infer_shape, times
 from .source import Progress, Source, reading
 
 # Usual names, in the order in which they are looked for.
@@ -57,6 +57,8 @@ def read_npz(source: Source, options: ImportOptions, start: StartSink, progress:
     try:
         with reading(path), zipfile.ZipFile(path) as archive:
             images, labels = _choose(_members(archive, name), name)
+            check_size(images.shape[1:], name)
+            check_size(labels.shape[1:], name)
             shape, to_flat = _layout(images, options, name)
             raw = _labels(archive, labels, images.shape[0], options, name)
             sink = start(shape)
@@ -133,7 +135,8 @@ def _labels(
         if len(shape) == 2:
             message += "; declare `labels: onehot` if each row holds a single 1 among zeros"
         raise DataError("data.labels", message)
-    out = np.empty(samples, dtype=np.int64)
+    # Not allocated by the header's word, which may be damaged.
+    out = [np.empty(0, dtype=np.int64)]
     for first, block in _blocks(archive, member, name):
         _check_finite(block, first, member.key, name)
         rows = block.reshape(len(block), -1)
@@ -151,16 +154,14 @@ def _labels(
             value = f"{rows[row].tolist() if one_hot else rows[row, 0]}"
             message = f"label {value} of sample {first + row + 1} {reason}"
             raise DataError(name, message, row=first + row + 1, column=member.key, value=value)
-        out[first : first + len(block)] = part.astype(np.int64)
-    return out
+        out.append(part.astype(np.int64))
+    return np.concatenate(out)
 
 
 def _blocks(archive: zipfile.ZipFile, member: Member, name: str) -> Iterator[tuple[int, NDArray[Any]]]:
     """(index of the first sample, samples in native byte order) of a member in blocks of about 1 MiB."""
     samples, rest = member.shape[0], member.shape[1:]
     per_sample = math.prod(rest) * member.dtype.itemsize
-    if not per_sample:
-        raise DataError(name, f"array {member.key!r} has an empty shape {member.shape}")
     step = max(1, CHUNK_BYTES // per_sample)
     with ExitStack() as stack:
         stream = stack.enter_context(archive.open(member.file))

@@ -8,6 +8,19 @@ from .errors import DataError
 
 COLOURS = (1, 3)
 MAX_ASPECT = 4
+MAX_VALUES = 1 << 28
+
+
+def check_size(shape: tuple[int, ...], name: str) -> None:
+    """Refuse samples of no values, or of more than 2**28, as a damaged header announces them.
+
+    Raises:
+        DataError: ``name``, the file.
+    """
+    if not 1 <= math.prod(shape) <= MAX_VALUES:
+        raise DataError(
+            name, f"samples of {times(shape)} values are empty or too large (at most {MAX_VALUES})"
+        )
 
 
 def infer_shape(values: int, stated: tuple[int, ...] | None) -> tuple[int, ...]:

@@ -49,8 +49,8 @@ class Source:
         """A digest of the names (below the root) and bytes of all files; reads every file."""
         digest = hashlib.sha256()
         for path in self.files:
-            name = str(path.relative_to(self.root)) if path != self.root else path.name
-            digest.update(len(name.encode()).to_bytes(8, "little") + name.encode())
+            name = os.fsencode(path.relative_to(self.root) if path != self.root else path.name)
+            digest.update(len(name).to_bytes(8, "little") + name)
             with reading(path), open(path, "rb", buffering=0) as file:
                 digest.update(os.fstat(file.fileno()).st_size.to_bytes(8, "little"))
                 while chunk := file.read(CHUNK_BYTES):
@@ -70,9 +70,9 @@ class reading:  # noqa: N801  (used like a function)
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         name = self.path.name
         if isinstance(error, gzip.BadGzipFile | zlib.error):
-            raise DataError(name, f"the gzip data is damaged ({error})") from None
+            raise DataError(name, f"the compressed data is damaged ({error})") from None
         if isinstance(error, EOFError):
-            raise DataError(name, "the gzip data is cut short") from None
+            raise DataError(name, "the compressed data is cut short") from None
         if isinstance(error, FileNotFoundError):
             raise DataError(name, "no such file or folder") from None
         if isinstance(error, OSError):
