@@ -270,6 +270,16 @@ def test_native_semantics_are_pytorchs_own():
     assert np.all(canonical.statistics()["norm1.running_mean"] == 0)
 
 
+def test_a_given_batch_norm_momentum_weights_the_old_value():
+    layers = (Flatten("flatten"), BatchNorm("norm", 1e-3, 0.75), Dense("dense", 4))
+    model = Model("norm", (1, 2, 2), 4, layers).validate()
+    native = oracle.engine(model, oracle.training(Rule("sgd")), semantics="native")
+    batch = make_batches(model, 1, 5)[0]
+    native.train(ListLoop([batch]))
+    mean = batch.x.reshape(5, 4).mean(axis=0)
+    np.testing.assert_allclose(native.statistics()["norm.running_mean"], 0.25 * mean, rtol=1e-6)
+
+
 def test_native_dropout_follows_the_seed():
     model, batch = everything(), steps(everything(), 1)[0]
 
