@@ -43,20 +43,24 @@ def reads(monkeypatch):
 def test_unchanged_source_is_not_read_again(path, cache, reads, monkeypatch):
     first = import_dataset(path, None, cache)
     monkeypatch.setattr("crosstrain.data.source.Source.content_digest", None)
-    assert import_dataset(path, None, cache) == first and len(reads) == 1
+    assert import_dataset(path, None, cache) == first
+    assert len(reads) == 1
 
 
 def test_touched_source_is_compared_by_content(path, cache, reads):
     first = import_dataset(path, None, cache)
     os.utime(path, ns=(1, 1))
-    assert import_dataset(path, None, cache) == first and len(reads) == 1
+    assert import_dataset(path, None, cache) == first
+    assert len(reads) == 1
     path.write_text(path.read_text().replace("255", "254"))
-    assert import_dataset(path, None, cache).pixels_digest != first.pixels_digest and len(reads) == 2
+    assert import_dataset(path, None, cache).pixels_digest != first.pixels_digest
+    assert len(reads) == 2
 
 
 def test_options_are_part_of_the_key(path, cache, reads):
     import_dataset(path, None, cache)
-    assert import_dataset(path, ImportOptions(divisor=2), cache).divisor == 2 and len(reads) == 2
+    assert import_dataset(path, ImportOptions(divisor=2), cache).divisor == 2
+    assert len(reads) == 2
 
 
 def test_info_survives_json(path, cache):
@@ -90,7 +94,8 @@ def test_damaged_array_is_found_and_imported_again(path, cache, reads, damage):
         array.write_bytes(b"junk")
     with pytest.raises(DataError, match="not in the cache" if damage == "remove" else "damaged"):
         cache.open(info.pixels_digest)
-    assert import_dataset(path, None, cache) == info and len(reads) == 2
+    assert import_dataset(path, None, cache) == info
+    assert len(reads) == 2
     assert array.read_bytes() == content
 
 
@@ -167,7 +172,8 @@ def test_full_disk(path, cache, monkeypatch, method, number):
         with pytest.raises(DataError) as caught:
             import_dataset(path, None, cache)
     assert ("no space left" in caught.value.message) == (number == errno.ENOSPC)
-    assert caught.value.field == "cache" and "secret" not in str(caught.value)
+    assert caught.value.field == "cache"
+    assert "secret" not in str(caught.value)
     assert [
         file for file in (cache.root / "data").rglob("*") if file.is_file() and file.suffix != ".lock"
     ] == []
@@ -235,4 +241,5 @@ def test_progress_reaches_the_end(path, cache):
     seen = []
     import_dataset(path, None, cache, lambda done, total: seen.append((done, total)))
     size = path.stat().st_size
-    assert seen[-1] == (size, size) and all(0 <= done <= total for done, total in seen)
+    assert seen[-1] == (size, size)
+    assert all(0 <= done <= total for done, total in seen)

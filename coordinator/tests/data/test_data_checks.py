@@ -42,7 +42,8 @@ def test_bytes_beside_unit_range_are_a_scale_mismatch(pair, cache):
     test[:, 1:] /= 255
     findings = check_pair(*pair(train, test), cache)
     assert codes(findings) == [("error", "scale_mismatch")]
-    assert "x255" in findings[0].message and "train looks like 0..255" in findings[0].message
+    assert "x255" in findings[0].message
+    assert "train looks like 0..255" in findings[0].message
     assert codes(check_pair(*reversed(pair(train, test)), cache)) == [("error", "scale_mismatch")]
 
 
@@ -76,7 +77,8 @@ def test_classes_missing_from_a_split_sorted_by_label(pair, cache):
     train, test = pair(table(0, [0, 0, 1, 1, 2]), table(1, [3, 3, 2]), classes=4)
     findings = check_pair(train, test, cache)
     assert codes(findings) == [("warning", "classes_absent_train"), ("warning", "classes_absent_test")]
-    assert "3 (2 in the other split)" in findings[0].message and "0 (2 in" in findings[1].message
+    assert "3 (2 in the other split)" in findings[0].message
+    assert "0 (2 in" in findings[1].message
     assert {"labels_sorted", "classes_absent"} <= {finding.code for finding in train.warnings}
 
 
@@ -92,9 +94,11 @@ def test_duplicates_are_counted_and_kept(pair, cache):
     first, second = pair(train, test)
     assert (first.duplicates, first.samples) == (2, 5)
     assert [finding.code for finding in first.warnings] == ["duplicates", "duplicates_conflict"]
-    assert "2 of 5" in first.warnings[0].message and first.warnings[1].message.startswith("1 of")
+    assert "2 of 5" in first.warnings[0].message
+    assert first.warnings[1].message.startswith("1 of")
     findings = check_pair(first, second, cache)
-    assert codes(findings) == [("warning", "train_test_overlap")] and "2 of 3" in findings[0].message
+    assert codes(findings) == [("warning", "train_test_overlap")]
+    assert "2 of 3" in findings[0].message
 
 
 def test_duplicates_across_dtypes(pair, cache):
@@ -115,7 +119,8 @@ def test_zero_steps_are_refused():
     with pytest.raises(DataError) as caught:
         check_batches(10, 32, True)
     assert caught.value.field == "training.batch_size"
-    assert "10 samples" in caught.value.message and "zero steps" in caught.value.message
+    assert "10 samples" in caught.value.message
+    assert "zero steps" in caught.value.message
     assert [check_batches(10, 32, False), check_batches(10, 4, True), check_batches(10, 4, False)] == [
         1,
         2,

@@ -26,10 +26,14 @@ def test_plain_file(load, cache, rows):
         255,
     )
     assert (info.minimum, info.maximum) == (rows[:, 1:].min(), 255)
-    assert info.class_counts == (4, 4, 4) and info.warnings == ()
+    assert info.class_counts == (4, 4, 4)
+    assert info.warnings == ()
     pixels, labels = cache.open(info.pixels_digest, verify=True), cache.open(info.labels_digest, verify=True)
-    assert isinstance(pixels, np.memmap) and pixels.flags.c_contiguous and not pixels.flags.writeable
-    assert pixels.dtype == "uint8" and labels.dtype == "<i8"
+    assert isinstance(pixels, np.memmap)
+    assert pixels.flags.c_contiguous
+    assert not pixels.flags.writeable
+    assert pixels.dtype == "uint8"
+    assert labels.dtype == "<i8"
     np.testing.assert_array_equal(pixels.reshape(12, 9), rows[:, 1:])
     np.testing.assert_array_equal(labels, rows[:, 0])
 
@@ -76,7 +80,8 @@ def test_line_ends_split_between_blocks(load):
     text = csv_text(rows, header=False).replace("\n", "\r\n")
     assert len(text) > 2 * BLOCK_BYTES
     info = load(text, shape=(1, 7, 7))
-    assert info.samples == 4000 and info.class_counts == (2000, 2000)
+    assert info.samples == 4000
+    assert info.class_counts == (2000, 2000)
 
 
 @pytest.mark.parametrize(
@@ -90,7 +95,8 @@ def test_value_that_is_no_number(refused, rows, bad, header):
     lines[7] = ",".join(fields)
     error = refused("\n".join(lines))
     assert (error.row, error.column, error.value) == (8, "pixel3" if header else "5", bad.strip())
-    assert "line 8" in error.message and error.field == "data.csv"
+    assert "line 8" in error.message
+    assert error.field == "data.csv"
 
 
 def test_bad_value_in_the_first_line_is_not_a_header(refused):
@@ -108,7 +114,7 @@ def test_bad_value_in_a_later_block_after_blank_lines(refused):
     assert (error.row, error.column, error.value) == (7993, "2", "NaN")
 
 
-@pytest.mark.parametrize("extra,found", [(",7", 786), ("", 785)])
+@pytest.mark.parametrize(("extra", "found"), [(",7", 786), ("", 785)])
 def test_number_of_fields(load, refused, extra, found):
     line = "1" + ",0" * 783 + ",255"
     text = f"{line}\n{line.replace('1', '0', 1)}\n{line}{extra}\n"
@@ -126,14 +132,15 @@ def test_fields_that_cancel_out_are_still_ragged(refused):
 
 
 @pytest.mark.parametrize(
-    "label,reason", [("-1", "is negative"), ("1.5", "is not an integer"), ("1e30", "is not an integer")]
+    ("label", "reason"), [("-1", "is negative"), ("1.5", "is not an integer"), ("1e30", "is not an integer")]
 )
 def test_label_that_is_no_class(refused, rows, label, reason):
     lines = csv_text(rows).split("\n")
     lines[5] = label + lines[5][1:]
     error = refused("\n".join(lines))
     assert (error.row, error.column) == (6, "label")
-    assert float(error.value) == float(label) and reason in error.message
+    assert float(error.value) == float(label)
+    assert reason in error.message
 
 
 def test_negative_label_on_the_integer_path_keeps_later_rows_right(refused):
@@ -196,7 +203,7 @@ def test_header_option_false_names_the_header(refused):
     assert (error.row, error.column, error.value) == (1, "1", "label")
 
 
-@pytest.mark.parametrize("hot,scale", [("first", 1), ("last", 1)])
+@pytest.mark.parametrize(("hot", "scale"), [("first", 1), ("last", 1)])
 def test_one_hot_columns_are_detected(refused, load, hot, scale):
     random = np.random.RandomState(0)
     labels = np.arange(40) % 10
@@ -204,18 +211,22 @@ def test_one_hot_columns_are_detected(refused, load, hot, scale):
     parts = [np.eye(10, dtype=int)[labels], pixels]
     table = np.hstack(parts if hot == "first" else parts[::-1])
     error = refused(csv_text(table, header=False))
-    assert error.field == "data.labels" and "one-hot" in error.message and "`labels: onehot`" in error.message
+    assert error.field == "data.labels"
+    assert "one-hot" in error.message
+    assert "`labels: onehot`" in error.message
     assert ("columns 1 to 10" if hot == "first" else "columns 785 to 794") in error.message
     info = load(csv_text(table, header=False), labels="onehot")
     plain = load(csv_text(np.hstack([labels[:, None], pixels])), "plain.csv")
-    assert digests(info) == digests(plain) and info.classes == 10
+    assert digests(info) == digests(plain)
+    assert info.classes == 10
 
 
 def test_one_hot_row_without_a_one(refused):
     table = np.hstack([np.eye(3, dtype=int)[np.arange(1500) % 3], np.full((1500, 4), 9)])
     table[1400, :3] = 0
     error = refused(csv_text(table, header=False), labels="onehot")
-    assert error.row == 1401 and "single 1" in error.message
+    assert error.row == 1401
+    assert "single 1" in error.message
 
 
 def test_binary_labels_are_not_taken_for_one_hot(load):
@@ -229,7 +240,7 @@ PACKED = gzip.compress(b"0,1,2,3,4\n1,2,3,4,5\n" * 500)
 
 
 @pytest.mark.parametrize(
-    "content,words",
+    ("content", "words"),
     [
         (b"", "empty"),
         (b"\n\n \n", "no lines of data"),
@@ -273,7 +284,8 @@ def test_floats_are_stored_as_float32(load, cache):
     info = load("0,0.5,0,1,0.25\n1,0.1,-0.0,1,1\n")
     assert (info.dtype, info.divisor, info.minimum, info.maximum) == ("float32", 1.0, 0.0, 1.0)
     pixels = cache.open(info.pixels_digest)
-    assert pixels.dtype == "<f4" and pixels[1, 0, 0, 0] == np.float32(0.1)
+    assert pixels.dtype == "<f4"
+    assert pixels[1, 0, 0, 0] == np.float32(0.1)
     assert not np.signbit(pixels).any()
 
 

@@ -25,7 +25,8 @@ def test_digits(tmp_path, cache):
     train, test = digits.write_digits(tmp_path / "digits")
     assert hashlib.sha256(train.read_bytes()).hexdigest() == TRAIN_SHA256
     assert hashlib.sha256(test.read_bytes()).hexdigest() == TEST_SHA256
-    assert train.read_text().startswith("label,pixel0,pixel1,") and len(list(train.parent.iterdir())) == 2
+    assert train.read_text().startswith("label,pixel0,pixel1,")
+    assert len(list(train.parent.iterdir())) == 2
     first, second = import_pair(train, test, None, cache)
     assert (first.class_counts, second.class_counts) == ((400,) * 10, (100,) * 10)
     assert (first.input_shape, first.divisor, first.warnings, second.warnings) == ((1, 28, 28), 255.0, (), ())

@@ -230,7 +230,8 @@ def test_grey_images_and_jpeg(pictures, cache):
     info = import_dataset(pictures("g", zip("abab", GREY, strict=False)), None, cache)
     assert info.input_shape == (1, 5, 7)
     info = import_dataset(pictures("j", zip("abab", GREY, strict=False), ".jpg"), None, cache)
-    assert info.samples == 4 and "jpeg" in [finding.code for finding in info.warnings]
+    assert info.samples == 4
+    assert "jpeg" in [finding.code for finding in info.warnings]
 
 
 def test_test_folder_without_a_class(pictures, cache):

@@ -20,7 +20,8 @@ def test_arbitrary_labels_are_listed_and_mapped_only_on_request(refused, load, c
     text = table([1570, 1456, 1580, 1456])
     error = refused(text)
     assert error.field == "data.labels"
-    assert "1456, 1570, 1580" in error.message and "`labels: map`" in error.message
+    assert "1456, 1570, 1580" in error.message
+    assert "`labels: map`" in error.message
     assert "1456 as 0, 1570 as 1, 1580 as 2" in error.message
     info = load(text, labels="map")
     assert (info.classes, info.label_values, info.class_names) == (
@@ -33,24 +34,28 @@ def test_arbitrary_labels_are_listed_and_mapped_only_on_request(refused, load, c
 
 def test_negative_labels_can_be_mapped(load, cache):
     info = load(table([-1, 1, -1]), labels="map")
-    assert info.label_values == (-1, 1) and list(cache.open(info.labels_digest)) == [0, 1, 0]
+    assert info.label_values == (-1, 1)
+    assert list(cache.open(info.labels_digest)) == [0, 1, 0]
 
 
 def test_label_beyond_the_declared_classes(refused):
     error = refused(table([0, 1, 2, 3, 4, 5]), classes=5)
     assert (error.field, error.value) == ("data.classes", "5")
-    assert "0..4" in error.message and "has 5" in error.message
+    assert "0..4" in error.message
+    assert "has 5" in error.message
 
 
 def test_label_base_one_is_named(refused):
     error = refused(table(range(1, 10)))
-    assert error.field == "data.labels" and "label base 1: 1..9" in error.message
+    assert error.field == "data.labels"
+    assert "label base 1: 1..9" in error.message
     assert "start at 1" in refused(table(range(1, 10)), classes=9).message
 
 
 def test_base_one_is_no_alarm_when_class_zero_is_declared_absent(load):
     info = load(table([9, 1, 2, 3, 4, 5, 6, 7, 8, 1]), classes=10)
-    assert info.classes == 10 and info.class_counts[0] == 0
+    assert info.classes == 10
+    assert info.class_counts[0] == 0
     assert [(finding.code, "classes: 0" in finding.message) for finding in info.warnings] == [
         ("classes_absent", True)
     ]
@@ -58,7 +63,8 @@ def test_base_one_is_no_alarm_when_class_zero_is_declared_absent(load):
 
 def test_gap_offers_both_ways(refused):
     message = refused(table([0, 2, 0, 2])).message
-    assert "`classes: 3`" in message and "`labels: map`" in message
+    assert "`classes: 3`" in message
+    assert "`labels: map`" in message
 
 
 def test_one_class(refused):
@@ -76,12 +82,14 @@ def test_sorted_labels_are_warned(load):
 
 def test_783_pixels(refused):
     error = refused(table([0, 1], 783))
-    assert error.field == "data.shape" and "783" in error.message
-    assert "1x27x29" in error.message and "1x28x28 (784 values)" in error.message
+    assert error.field == "data.shape"
+    assert "783" in error.message
+    assert "1x27x29" in error.message
+    assert "1x28x28 (784 values)" in error.message
 
 
 @pytest.mark.parametrize(
-    "values,shape",
+    ("values", "shape"),
     [
         (784, (1, 28, 28)),
         (3072, (3, 32, 32)),
@@ -106,13 +114,15 @@ def test_other_sizes_are_refused(values):
 @pytest.mark.parametrize("shape", [(1, 27, 29), (3, 9, 29), (1, 783), (3, 261)])
 def test_stated_shape(load, cache, shape):
     info = load(table([0, 1], 783), shape=shape)
-    assert info.input_shape == shape and cache.open(info.pixels_digest).shape == (2, *shape)
+    assert info.input_shape == shape
+    assert cache.open(info.pixels_digest).shape == (2, *shape)
     assert info.height == (shape[1] if len(shape) == 3 else None)
 
 
 def test_stated_shape_that_does_not_fit(refused):
     error = refused(table([0, 1], 783), shape=(1, 28, 28))
-    assert "784" in error.message and "783" in error.message
+    assert "784" in error.message
+    assert "783" in error.message
 
 
 @pytest.mark.parametrize(
@@ -149,7 +159,8 @@ def test_the_test_split_takes_the_mapping_of_the_training_split(tmp_path, cache:
     train.write_text(table([1456, 1570, 1580]))
     test.write_text(table([1580, 1580]))
     first, second = import_pair(train, test, ImportOptions(labels="map"), cache)
-    assert second.label_values == first.label_values and list(cache.open(second.labels_digest)) == [2, 2]
+    assert second.label_values == first.label_values
+    assert list(cache.open(second.labels_digest)) == [2, 2]
     test.write_text(table([1580, 1600]))
     with pytest.raises(DataError, match="1600"):
         import_pair(train, test, ImportOptions(labels="map"), cache)

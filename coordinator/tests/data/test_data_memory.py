@@ -40,7 +40,7 @@ def grown(tmp_path, rows, pixels, values):
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="needs /proc")
 @pytest.mark.parametrize(
-    "rows,pixels,values,dtype",
+    ("rows", "pixels", "values", "dtype"),
     [
         (60000, 784, ["0", "0", "255"], "uint8"),
         (400, 224 * 224, ["0", "0", "255"], "uint8"),

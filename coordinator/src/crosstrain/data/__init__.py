@@ -7,7 +7,7 @@ CSV, npz, IDX and image folders are checked and converted once; every engine the
 from .cache import DataCache
 from .checks import check_batches, check_pair, sample_digests
 from .errors import DataError
-from .importer import import_dataset, import_pair, options_like
+from .importer import import_dataset, import_pair, options_like, share_divisor
 from .info import DatasetInfo, Finding, ImportOptions
 
 __all__ = [
@@ -22,4 +22,5 @@ __all__ = [
     "import_pair",
     "options_like",
     "sample_digests",
+    "share_divisor",
 ]

@@ -118,8 +118,15 @@ def _scale(train: DatasetInfo, test: DatasetInfo) -> list[Finding]:
 
 def _overlap(train: DatasetInfo, test: DatasetInfo, cache: DataCache) -> list[Finding]:
     keys = [row_keys(np.asarray(cache.open(info.rows_digest))) for info in (train, test)]
-    joined = np.unique(np.concatenate(keys), axis=0, return_inverse=True)[1].reshape(-1)
-    common = int(np.isin(joined[len(keys[0]) :], joined[: len(keys[0])]).sum())
+    low, high = np.concatenate(keys).T
+    order = np.lexsort((low, high))
+    low, high, in_test = low[order], high[order], order >= train.samples
+    starts = np.ones(len(order), dtype=bool)  # of each run of equal rows
+    starts[1:] = (low[1:] != low[:-1]) | (high[1:] != high[:-1])
+    run = np.cumsum(starts) - 1
+    in_train_run = np.zeros(run[-1] + 1, dtype=bool)
+    in_train_run[run[~in_test]] = True
+    common = int(in_train_run[run[in_test]].sum())
     if not common:
         return []
     message = f"{common} of {test.samples} test samples repeat the pixels of a training sample; all are kept"

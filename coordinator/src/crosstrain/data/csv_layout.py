@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from dataclasses import dataclass
@@ -198,7 +199,7 @@ def _order_warnings(naming: Naming, label_columns: tuple[int, ...]) -> list[Find
     if not all(matches) or len({match[1] for match in matches if match}) != 1:
         return []
     numbers = [int(match[2]) for match in matches if match]
-    for before, after in zip(numbers, numbers[1:], strict=False):
+    for before, after in itertools.pairwise(numbers):
         if after <= before:
             message = f"pixel columns are read in the order of the file, where {before} comes before {after}"
             return [Finding("warning", "pixel_columns_unordered", message)]

@@ -82,9 +82,14 @@ def import_pair(
     cache = cache or DataCache.default()
     first = import_dataset(train, options, cache, progress)
     second = import_dataset(test, options_like(first, options), cache, progress)
-    if first.dtype == second.dtype == "uint8":
-        second = dataclasses.replace(second, divisor=first.divisor)
-    return first, second
+    return first, share_divisor(first, second)
+
+
+def share_divisor(train: DatasetInfo, test: DatasetInfo) -> DatasetInfo:
+    """``test`` with the divisor of ``train`` when both are bytes and none was stated for the test data."""
+    if train.dtype == test.dtype == "uint8" and not test.divisor_stated:
+        return dataclasses.replace(test, divisor=train.divisor)
+    return test
 
 
 def options_like(train: DatasetInfo, options: ImportOptions) -> ImportOptions:

@@ -58,7 +58,7 @@ class Source:
         return digest.hexdigest()
 
 
-class reading:  # noqa: N801  (used like a function)
+class reading:
     """Context: a failure to read ``path`` becomes a :class:`DataError` that names the file only."""
 
     def __init__(self, path: Path) -> None:
