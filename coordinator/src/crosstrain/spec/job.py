@@ -123,11 +123,15 @@ class TrainingSpec(Part):
 
 
 class DevicesSpec(Part):
-    """``auto``: a GPU where a service has one, else the CPU. ``count`` above 1 splits every batch."""
+    """``auto``: a GPU where a service has one, else the CPU. ``count`` above 1 splits every batch.
+
+    ``shared`` lets a run start while another run uses the same device; times are then worth little.
+    """
 
     kind: Literal["auto", "cpu", "cuda"] = "auto"
     count: Annotated[int, Field(ge=1, le=1024)] = 1
     index: Annotated[int, Field(ge=0, le=1023)] = 0
+    shared: bool = False
 
 
 class ExecutionSpec(Part):

@@ -1,0 +1,215 @@
+"""What a job recorded, run by run, with superseded records left out.
+
+An attempt that starts at step r voids what earlier attempts recorded from step r on: their step
+records with a number of at least r, and their epochs whose last step is at least r.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from crosstrain_protos.v1 import coordinator_pb2, errors_pb2, run_pb2
+from numpy.typing import NDArray
+
+#: Columns of a step record with their types, as they are kept and written.
+STEP_COLUMNS: dict[str, str] = {
+    "step": "int64",
+    "epoch": "int32",
+    "loss": "float64",
+    "learning_rate": "float64",
+    "step_seconds": "float64",
+    "data_seconds": "float64",
+    "copy_seconds": "float64",
+    "compute_seconds": "float64",
+    "sync_seconds": "float64",
+    "callback_seconds": "float64",
+    "samples": "int32",
+}
+
+Columns = dict[str, NDArray[Any]]
+
+
+@dataclass
+class RunRecord:
+    """Everything one run reported.
+
+    ``events`` are those for the log: all but step records and samples of resources.
+    """
+
+    run_id: str
+    engine: str = ""
+    version: str = ""
+    repeat: int = 0
+    service: str = ""
+    kind: int = run_pb2.RUN_KIND_UNSPECIFIED
+    state: int = run_pb2.RUN_STATE_UNSPECIFIED
+    error: errors_pb2.Error | None = None
+    run: run_pb2.Run = field(default_factory=run_pb2.Run)
+    epochs: list[run_pb2.EpochEnded] = field(default_factory=list)
+    facts: dict[str, str] = field(default_factory=dict)
+    result: run_pb2.TrainResult | None = None
+    setup: run_pb2.SetupDone | None = None
+    resources: run_pb2.ResourceSample | None = None
+    evaluations: list[run_pb2.Evaluated] = field(default_factory=list)
+    events: list[run_pb2.RunEvent] = field(default_factory=list)
+    attempts: int = 0
+    _blocks: list[Columns] = field(default_factory=list)
+
+    @property
+    def label(self) -> str:
+        """``engine@version``."""
+        return f"{self.engine}@{self.version}" if self.version else self.engine
+
+    @property
+    def succeeded(self) -> bool:
+        """Whether the run ended with a result."""
+        return self.state == run_pb2.RUN_STATE_SUCCEEDED
+
+    @property
+    def last_step(self) -> int:
+        """Number of the newest step; -1 before the first."""
+        return int(self._blocks[-1]["step"][-1]) if self._blocks else -1
+
+    @property
+    def last_loss(self) -> float | None:
+        """Loss of the newest step."""
+        return float(self._blocks[-1]["loss"][-1]) if self._blocks else None
+
+    def steps(self) -> Columns:
+        """Columns of :data:`STEP_COLUMNS`, in order of the steps."""
+        return {
+            name: np.concatenate([block[name] for block in self._blocks] or [np.empty(0)]).astype(kind)
+            for name, kind in STEP_COLUMNS.items()
+        }
+
+    def samples_per_second(self, recent: int = 50) -> float | None:
+        """Samples per second over the newest steps."""
+        if not self._blocks:
+            return None
+        parts = self._blocks[-recent:]
+        samples = np.concatenate([block["samples"] for block in parts])[-recent:].sum(dtype=np.float64)
+        seconds = np.concatenate([block["step_seconds"] for block in parts])[-recent:].sum(dtype=np.float64)
+        return float(samples / seconds) if seconds > 0 else None
+
+    def describe(self, record: coordinator_pb2.JobRun) -> None:
+        """Takes over what the coordinator says about the run."""
+        run = record.run
+        self.run.CopyFrom(run)
+        self.engine, self.version = run.engine, run.engine_version
+        self.repeat, self.service, self.kind = record.repeat, record.service, run.kind
+        self.state = run.state
+        self.error = run.error if run.HasField("error") else None
+        if record.HasField("result"):
+            self.result = record.result
+
+    def add(self, event: run_pb2.RunEvent) -> None:
+        """Takes the next event of the run, in order."""
+        kind = event.WhichOneof("event")
+        if kind == "steps":
+            self._add_steps(event.steps)
+            return
+        if kind == "resources":
+            self.resources = event.resources
+            return
+        self.events.append(event)
+        if kind == "state_changed":
+            self.state = event.state_changed.state
+            if event.state_changed.HasField("error"):
+                self.error = event.state_changed.error
+        elif kind == "attempt_started":
+            self.attempts = max(self.attempts, event.attempt)
+            self._void(event.attempt_started.resume_step)
+        elif kind == "fingerprint":
+            self.facts = dict(event.fingerprint.facts)
+        elif kind == "epoch_ended":
+            self.epochs.append(event.epoch_ended)
+        elif kind == "evaluated":
+            self.evaluations.append(event.evaluated)
+        elif kind == "result":
+            self.result = event.result
+        elif kind == "setup_done":
+            self.setup = event.setup_done
+
+    def _add_steps(self, records: run_pb2.StepRecords) -> None:
+        count = len(records.loss)
+        if not count:
+            return
+        block: Columns = {"step": np.arange(records.first_step, records.first_step + count)}
+        for name, kind in STEP_COLUMNS.items():
+            if name != "step":
+                values = np.asarray(getattr(records, name), dtype=kind)
+                block[name] = values if len(values) == count else np.zeros(count, dtype=kind)
+        self._blocks.append(block)
+
+    def _void(self, resume_step: int) -> None:
+        kept = []
+        for block in self._blocks:
+            before = block["step"] < resume_step
+            if before.any():
+                kept.append({name: values[before] for name, values in block.items()})
+        self._blocks = kept
+        self.epochs = [epoch for epoch in self.epochs if epoch.last_step < resume_step]
+        # What ended an earlier attempt is no result of the run, and its evaluations come again.
+        self.evaluations = []
+
+
+@dataclass
+class JobRecord:
+    """A job with its runs, built from its events one after the other."""
+
+    job: coordinator_pb2.Job
+    runs: dict[str, RunRecord] = field(default_factory=dict)
+    last_sequence: int = 0
+    state: int = coordinator_pb2.JOB_STATE_RUNNING
+    error: errors_pb2.Error | None = None
+
+    def __post_init__(self) -> None:
+        self.update(self.job)
+
+    def update(self, job: coordinator_pb2.Job) -> None:
+        """Takes over the coordinator's view of the job."""
+        self.job = job
+        self.state = job.state
+        self.error = job.error if job.HasField("error") else None
+        for record in job.runs:
+            self._run(record.run.run_id).describe(record)
+
+    def add(self, event: coordinator_pb2.JobEvent) -> None:
+        """Takes the next event; one that was seen before is ignored."""
+        if event.sequence <= self.last_sequence:
+            return
+        self.last_sequence = event.sequence
+        kind = event.WhichOneof("event")
+        if kind == "run_event":
+            self._run(event.run_event.run_id).add(event.run_event)
+        elif kind == "run_changed":
+            self._run(event.run_changed.run.run_id).describe(event.run_changed)
+        elif kind == "state_changed":
+            self.state = event.state_changed.state
+            if event.state_changed.HasField("error"):
+                self.error = event.state_changed.error
+
+    def add_all(self, events: Iterable[coordinator_pb2.JobEvent]) -> JobRecord:
+        """Takes several events and returns itself."""
+        for event in events:
+            self.add(event)
+        return self
+
+    @property
+    def ended(self) -> bool:
+        """Whether the job has ended."""
+        return self.state not in (coordinator_pb2.JOB_STATE_UNSPECIFIED, coordinator_pb2.JOB_STATE_RUNNING)
+
+    def training_runs(self) -> list[RunRecord]:
+        """Training runs in order of execution."""
+        return [run for run in self.runs.values() if run.kind == run_pb2.RUN_KIND_TRAIN]
+
+    def evaluation_runs(self) -> list[RunRecord]:
+        """Evaluation runs in order of execution."""
+        return [run for run in self.runs.values() if run.kind == run_pb2.RUN_KIND_EVALUATE]
+
+    def _run(self, run_id: str) -> RunRecord:
+        return self.runs.setdefault(run_id, RunRecord(run_id))

@@ -1,0 +1,149 @@
+"""Writes the results folder of a job."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from crosstrain_protos.v1 import errors_pb2
+
+from crosstrain import spec as documents
+
+from . import tables
+from .comparison import Difference, compare_with_reference
+from .cross_evaluation import DIFFERENCE_COLUMNS, PAIR_COLUMNS, CrossEvaluation, cross_evaluation
+from .files import csv_text, json_text, replace_folder
+from .names import error_reason, job_state, run_kind, run_state
+from .records import JobRecord, RunRecord
+from .runlog import log_text
+
+if TYPE_CHECKING:
+    from crosstrain.client import Client
+
+
+@dataclass(frozen=True)
+class Results:
+    """What was written, for showing it."""
+
+    folder: Path
+    record: JobRecord
+    differences: list[Difference]
+    cross: CrossEvaluation
+
+
+def write_results(
+    client: Client, job_id: str, folder: Path | str, record: JobRecord | None = None
+) -> Results:
+    """Writes the results of a job that has ended into ``folder``; see docs/results.md.
+
+    A folder that an earlier run of a job of the same name filled is overwritten, any other is refused.
+
+    Args:
+        record: what was watched already; None fetches all events.
+
+    Raises:
+        CrosstrainError: the job is not known, or the folder belongs to something else.
+    """
+    record = record or JobRecord(client.get_job(job_id))
+    record.add_all(client.watch_job(job_id, record.last_sequence))
+    record.update(client.get_job(job_id))
+    return write_record(record, Path(folder), client)
+
+
+def write_record(record: JobRecord, folder: Path, client: Client) -> Results:
+    """Writes what was recorded; ``client`` gives the logits of the cross-evaluation."""
+    job = record.job
+    spec = documents.parse_document(job.document)
+    data = job.train if job.HasField("train") else job.test
+    model = documents.build_model(spec, tuple(data.input_shape), data.classes)
+    training = record.training_runs()
+    differences = compare_with_reference(training)
+    cross = cross_evaluation(training, record.evaluation_runs(), model, client.read)
+
+    def write(aside: Path) -> dict[str, Any]:
+        tables.write_results(aside, training, model, spec.training.batch_size)
+        tables.write_epochs(aside, training)
+        tables.write_steps(aside, training)
+        if differences:
+            tables.write_comparison(aside, differences)
+        if cross.pairs:
+            _write(aside / "cross_evaluation.csv", csv_text(PAIR_COLUMNS, cross.pairs))
+            rows = csv_text(DIFFERENCE_COLUMNS, cross.differences)
+            _write(aside / "cross_evaluation_differences.csv", rows)
+        if spec.task == "evaluate":
+            _write(aside / "evaluation.csv", _evaluations(record.evaluation_runs()))
+        _write(aside / "run.log", log_text(record, model))
+        _write(aside / "job.yaml", job.document)
+        facts = {run.run_id: run.facts for run in record.runs.values()}
+        _write(aside / "fingerprints.json", json_text(facts))
+        return summary(record)
+
+    replace_folder(folder, job.name, write)
+    return Results(folder, record, differences, cross)
+
+
+def summary(record: JobRecord) -> dict[str, Any]:
+    """State of a job and its runs as JSON values."""
+    return {
+        "job_id": record.job.job_id,
+        "state": job_state(record.state),
+        "error": _error(record.error),
+        "runs": [_run(run) for run in record.runs.values()],
+    }
+
+
+def _run(run: RunRecord) -> dict[str, Any]:
+    values: dict[str, Any] = {
+        "run_id": run.run_id,
+        "kind": run_kind(run.kind),
+        "engine": run.engine,
+        "version": run.version,
+        "repeat": run.repeat,
+        "service": run.service,
+        "state": run_state(run.state),
+        "error": _error(run.error),
+        "attempts": run.attempts,
+    }
+    result = run.result
+    if result is not None:
+        values |= {
+            "steps": result.steps,
+            "train_seconds": result.train_seconds,
+            "first_step_seconds": result.first_step_seconds,
+            "final_loss": run.last_loss,
+            "test_loss": result.test_loss if result.HasField("test_loss") else None,
+            "test_accuracy": result.test_accuracy if result.HasField("test_accuracy") else None,
+            "memory_peak_bytes": result.resources.memory_peak_bytes,
+            "weights_digest": result.weights_digest,
+        }
+    return values
+
+
+def _error(error: errors_pb2.Error | None) -> dict[str, str] | None:
+    if error is None:
+        return None
+    return {"reason": error_reason(error.reason), "message": error.message, "field": error.field}
+
+
+def _evaluations(runs: Sequence[RunRecord]) -> str:
+    header = ("engine", "version", "weights_digest", "accuracy_pct", "loss", "images", "seconds")
+    rows = [
+        (
+            run.engine,
+            run.version,
+            item.weights_digest,
+            100.0 * item.correct / max(1, item.samples),
+            item.loss,
+            item.samples,
+            item.seconds,
+        )
+        for run in runs
+        for item in run.evaluations
+    ]
+    return csv_text(header, rows)
+
+
+def _write(path: Path, text: str) -> None:
+    path.write_text(text, encoding="utf-8", newline="")
