@@ -108,7 +108,7 @@ def _scale(train: DatasetInfo, test: DatasetInfo) -> list[Finding]:
     if large <= BYTE_SCALE and small <= 1 and large / small > BYTE_SCALE / 2:
         message = (
             f"scale mismatch x255: train holds {ranges[0]}, test {ranges[1]}; {which} looks like "
-            "0..255 beside 0..1. Write both in one scale, or state the divisor of each"
+            "0..255 beside 0..1. Write both in one scale"
         )
         return [Finding("error", "scale_mismatch", message)]
     factor = f"{large / small:.3g}"
