@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from concurrent import futures
 from typing import Any, Callable, Dict, List
 
 from crosstrain_protos.v1 import service_pb2
@@ -21,6 +22,8 @@ from .fingerprint import processor
 from .gpu import gpus
 from .training import Execution
 
+Environment = Callable[[str, Execution, str], Dict[str, str]]
+
 _SUPPORT = {
     EXACT: service_pb2.SUPPORT_EXACT,
     EMULATED: service_pb2.SUPPORT_EMULATED,
@@ -28,25 +31,25 @@ _SUPPORT = {
 }
 
 
-def describe_package(package: str, environment: Callable[[str, Execution, str], Dict[str, str]]) -> List[
-        service_pb2.EngineDescription]:
+def describe_package(package: str, environment: Environment) -> List[service_pb2.EngineDescription]:
     """Descriptions of all engines of a package; one that cannot be imported says why."""
     names = list(importlib.import_module(package).ENGINES)  # type: ignore[attr-defined]
-    descriptions = []
-    for name in names:
-        with tempfile.TemporaryDirectory(prefix="crosstrain-describe-") as folder:
-            variables = dict(os.environ)
-            variables.update(environment(name, Execution(), folder))
-            process = subprocess.run([sys.executable, "-m", "crosstrain_service.describe", package, name],
-                                     stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=variables)
-        lines = process.stdout.decode("utf-8", "replace").splitlines()
-        if process.returncode == 0 and lines:
-            descriptions.append(_from_json(json.loads(lines[-1])))
-        else:
-            errors = [line for line in process.stderr.decode("utf-8", "replace").splitlines() if line.strip()]
-            descriptions.append(service_pb2.EngineDescription(
-                name=name, unavailable_reason=errors[-1][:500] if errors else "describing it failed"))
-    return descriptions
+    with futures.ThreadPoolExecutor(len(names)) as pool:
+        return list(pool.map(lambda name: _describe(package, name, environment), names))
+
+
+def _describe(package: str, name: str, environment: Environment) -> service_pb2.EngineDescription:
+    with tempfile.TemporaryDirectory(prefix="crosstrain-describe-") as folder:
+        variables = dict(os.environ)
+        variables.update(environment(name, Execution(), folder))
+        process = subprocess.run([sys.executable, "-m", "crosstrain_service.describe", package, name],
+                                 stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=variables)
+    lines = process.stdout.decode("utf-8", "replace").splitlines()
+    if process.returncode == 0 and lines:
+        return _from_json(json.loads(lines[-1]))
+    errors = [line for line in process.stderr.decode("utf-8", "replace").splitlines() if line.strip()]
+    return service_pb2.EngineDescription(
+        name=name, unavailable_reason=errors[-1][:500] if errors else "describing it failed")
 
 
 def devices() -> List[service_pb2.DeviceDescription]:

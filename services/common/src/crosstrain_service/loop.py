@@ -51,6 +51,7 @@ class TrainingLoop(Loop):
         self._first = position.next_step
         self._mark = time.perf_counter()
         self._epoch_seconds = 0.0
+        self._carried = 0.0
 
     def learning_rate(self, step: int) -> float:
         return float(self._training.learning_rates[step])
@@ -81,28 +82,30 @@ class TrainingLoop(Loop):
         self.step = step + 1
         if step == self._first:
             self.first_step_seconds = elapsed
+        callback = self._carried + (time.perf_counter() - now)
+        compute = max(0.0, elapsed - waited - copy_seconds - sync_seconds)
+        self._recorder.add(step, value, elapsed + callback, waited, copy_seconds, compute, sync_seconds, callback,
+                           samples, correct)
+        self._epoch_seconds += elapsed + callback
+        self._carried = 0.0
+        self._mark = time.perf_counter()
         every = self._execution.checkpoint_every_steps
         if every and self.step % every == 0 and self.step % self._feed.steps_per_epoch:
+            # The records come first: a checkpoint must never be ahead of what is on disk.
             self._recorder.flush()
-            self._account(elapsed)
+            self._account()
             self._save()
-            elapsed_account = 0.0
-        else:
-            elapsed_account = elapsed
-        end = time.perf_counter()
-        self._recorder.add(step, value, elapsed + (end - now), waited, copy_seconds,
-                           max(0.0, elapsed - waited - copy_seconds - sync_seconds), sync_seconds, end - now,
-                           samples, correct)
-        self._epoch_seconds += elapsed_account
-        self._mark = time.perf_counter()
+            end = time.perf_counter()
+            self._carried = end - self._mark  # belongs to the next record, this one is written
+            self._mark = end
 
-    def _account(self, extra: float = 0.0) -> None:
+    def _account(self) -> None:
         """Moves what the recorder and the clock have gathered into the position."""
         loss, samples = self._recorder.take_sums()
         position = self.position
         self.position = position._replace(
             next_step=self.step, loss_sum=position.loss_sum + loss, loss_samples=position.loss_samples + samples,
-            train_seconds=position.train_seconds + self._epoch_seconds + extra)
+            train_seconds=position.train_seconds + self._epoch_seconds)
         self._epoch_seconds = 0.0
 
     def _end_epoch(self, index: int) -> None:

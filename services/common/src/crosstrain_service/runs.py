@@ -13,6 +13,7 @@ from crosstrain_protos.v1 import run_pb2
 
 from .child import EXIT_ALREADY_RUNNING, EXIT_STORAGE_FULL
 from .checkpoint import CheckpointStore
+from .describe import Environment
 from .errors import CrosstrainError
 from .events import ENDED, EventLog
 from .rundir import RunDir, StoredRequest, body_of, start_time
@@ -26,8 +27,6 @@ MAX_FRUITLESS_ATTEMPTS = 3
 #: Time a child gets to end by itself before it is killed, seconds.
 TERMINATE_SECONDS = 1.0
 _POLL_SECONDS = 0.02
-
-Environment = Callable[[str, Execution, str], Dict[str, str]]
 
 
 class RunRecord:
@@ -150,8 +149,11 @@ class RunManager:
         if record.ended:
             return record.refresh()
         record.directory.request_cancel()
-        with self._changed:
-            self._changed.notify_all()
+        with self._lock:
+            for queue in self._queues.values():
+                if record in queue and record is not queue[0]:  # the first one is being executed
+                    queue.remove(record)
+                    self._append(record, run_pb2.RUN_STATE_CANCELLED)
         deadline = time.time() + 10
         while not record.ended and time.time() < deadline:
             time.sleep(_POLL_SECONDS)
@@ -193,9 +195,6 @@ class RunManager:
                 if self._closed:
                     return
                 queue.popleft()
-                for waiting in [item for item in queue if item.directory.cancel_requested()]:
-                    queue.remove(waiting)
-                    self._append(waiting, run_pb2.RUN_STATE_CANCELLED)
 
     def _execute(self, record: RunRecord) -> None:
         """Runs attempts until the run has ended."""
@@ -214,7 +213,7 @@ class RunManager:
             if record.ended:
                 return
             if record.directory.cancel_requested():
-                self._append(record, run_pb2.RUN_STATE_CANCELLED, CrosstrainError("CANCELLED", "cancelled on request"))
+                self._append(record, run_pb2.RUN_STATE_CANCELLED)
                 return
             if status == EXIT_STORAGE_FULL:
                 self._fail(record, CrosstrainError("STORAGE_FULL", "no room left for the run's events"))
