@@ -1,0 +1,1 @@
+"""Test doubles of remote services and helpers to start real ones."""

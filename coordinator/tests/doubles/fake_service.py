@@ -1,0 +1,237 @@
+"""A FAKE training service: it speaks the real API but trains nothing.
+
+It stands for a remote service in tests of the coordinator only. It can be slow, break streams, stop
+and come back with or without its runs, and it counts how often it was made to execute a run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import time
+from collections import Counter
+from concurrent import futures
+from pathlib import Path
+from typing import Any
+
+import grpc
+from crosstrain_protos.v1 import artifact_pb2_grpc, errors_pb2, run_pb2, service_pb2, service_pb2_grpc
+from crosstrain_service.artifacts import ArtifactStore
+from crosstrain_service.capabilities import FEATURES
+from crosstrain_service.errors import CrosstrainError
+from crosstrain_service.servicer import ArtifactServicer, guarded, guarded_stream
+from google.protobuf.timestamp_pb2 import Timestamp
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+
+ENDED = (run_pb2.RUN_STATE_SUCCEEDED, run_pb2.RUN_STATE_FAILED, run_pb2.RUN_STATE_CANCELLED)
+
+
+class FakeRun:
+    """Events of one run, made by a thread of its own."""
+
+    def __init__(self, run: run_pb2.Run, body: bytes) -> None:
+        self.run = run
+        self.body = body
+        self.events: list[run_pb2.RunEvent] = []
+        self.changed = threading.Condition()
+        self.cancelled = threading.Event()
+
+    def emit(self, **event: Any) -> None:
+        now = Timestamp()
+        now.GetCurrentTime()
+        with self.changed:
+            sequence = len(self.events) + 1
+            self.events.append(
+                run_pb2.RunEvent(run_id=self.run.run_id, sequence=sequence, attempt=1, time=now, **event)
+            )
+            self.run.last_sequence = sequence
+            if "state_changed" in event:
+                self.run.state = event["state_changed"].state
+            self.changed.notify_all()
+
+
+class FakeService(service_pb2_grpc.TrainingServiceServicer):
+    """Serves on ``address`` from :meth:`start` to :meth:`stop`; may be started again.
+
+    Attributes:
+        executions: how often the service began to execute each run.
+        order: run ids in the order in which they began.
+        running: runs at work now, and ``most_running`` the most there ever were.
+        break_after: a watched stream breaks after so many events; None: never.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        name: str = "fake",
+        engines: tuple[tuple[str, str], ...] = (("torch", "2.13.0"),),
+        steps: int = 5,
+        delay: float = 0.0,
+        lacking: tuple[str, ...] = (),
+    ) -> None:
+        self.name = name
+        self.engines = engines
+        self.steps = steps
+        self.delay = delay
+        self.lacking = lacking
+        self.failing: set[str] = set()
+        self.break_after: int | None = None
+        self.executions: Counter[str] = Counter()
+        self.order: list[str] = []
+        self.running: set[str] = set()
+        self.most_running = 0
+        self.watches = 0
+        self.runs: dict[str, FakeRun] = {}
+        self.artifacts = ArtifactStore(str(folder / name))
+        self.port = 0
+        self._lock = threading.Lock()
+        self._server: grpc.Server | None = None
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    def start(self) -> FakeService:
+        server = grpc.server(futures.ThreadPoolExecutor(32), options=[("grpc.so_reuseport", 0)])
+        service_pb2_grpc.add_TrainingServiceServicer_to_server(self, server)
+        artifact_pb2_grpc.add_ArtifactServiceServicer_to_server(ArtifactServicer(self.artifacts), server)
+        checks = health.HealthServicer()
+        checks.set("", health_pb2.HealthCheckResponse.SERVING)
+        health_pb2_grpc.add_HealthServicer_to_server(checks, server)
+        self.port = server.add_insecure_port(f"127.0.0.1:{self.port}")
+        server.start()
+        self._server = server
+        return self
+
+    def stop(self) -> None:
+        """Breaks all connections at once; runs go on, as children of a real service do."""
+        if self._server is not None:
+            self._server.stop(0).wait()
+            self._server = None
+
+    def lose_runs(self) -> None:
+        """Forgets all runs, as a service does whose disk was lost."""
+        for run in self.runs.values():
+            run.cancelled.set()
+        self.runs = {}
+
+    @guarded
+    def Describe(self, request: Any, context: Any) -> service_pb2.DescribeResponse:
+        support = {True: service_pb2.SUPPORT_UNSUPPORTED, False: service_pb2.SUPPORT_EXACT}
+        features = [
+            service_pb2.Feature(name=name, support=support[name in self.lacking])
+            for name in FEATURES
+            if name != "device.cuda"
+        ]
+        return service_pb2.DescribeResponse(
+            service=self.name,
+            engines=[
+                service_pb2.EngineDescription(name=name, version=version, features=features)
+                for name, version in self.engines
+            ],
+            devices=[service_pb2.DeviceDescription(name="cpu:0")],
+        )
+
+    @guarded
+    def Train(self, request: service_pb2.TrainRequest, context: Any) -> service_pb2.TrainResponse:
+        spec = request.spec
+        for data in (spec.train, spec.test):
+            self.artifacts.require(data.pixels_digest, "pixels")
+            self.artifacts.require(data.labels_digest, "labels")
+        self.artifacts.require(spec.initial_weights_digest, "initial_weights")
+        self.artifacts.require(spec.training.learning_rates_digest, "learning_rates")
+        return service_pb2.TrainResponse(run=self._submit(run_pb2.RUN_KIND_TRAIN, request))
+
+    @guarded
+    def Evaluate(self, request: service_pb2.EvaluateRequest, context: Any) -> service_pb2.EvaluateResponse:
+        for digest in request.spec.weights_digests:
+            self.artifacts.require(digest, "weights")
+        return service_pb2.EvaluateResponse(run=self._submit(run_pb2.RUN_KIND_EVALUATE, request))
+
+    @guarded
+    def GetRun(self, request: service_pb2.GetRunRequest, context: Any) -> service_pb2.GetRunResponse:
+        return service_pb2.GetRunResponse(run=self._get(request.run_id).run)
+
+    @guarded_stream
+    def WatchRun(self, request: service_pb2.WatchRunRequest, context: grpc.ServicerContext) -> Any:
+        run = self._get(request.run_id)
+        self.watches += 1
+        sent, after = 0, request.after_sequence
+        while context.is_active():
+            with run.changed:
+                if len(run.events) <= after:
+                    if run.run.state in ENDED:
+                        return
+                    run.changed.wait(0.2)
+                batch = run.events[after : after + 7]
+            for event in batch:
+                if self.break_after is not None and sent >= self.break_after:
+                    context.abort(grpc.StatusCode.UNAVAILABLE, "broken on purpose")
+                yield service_pb2.WatchRunResponse(events=[event])
+                after, sent = event.sequence, sent + 1
+
+    @guarded
+    def CancelRun(self, request: service_pb2.CancelRunRequest, context: Any) -> service_pb2.CancelRunResponse:
+        run = self._get(request.run_id)
+        run.cancelled.set()
+        return service_pb2.CancelRunResponse(run=run.run)
+
+    def _get(self, run_id: str) -> FakeRun:
+        if run_id not in self.runs:
+            raise CrosstrainError("RUN_NOT_FOUND", f"there is no run {run_id}", "run_id")
+        return self.runs[run_id]
+
+    def _submit(self, kind: Any, request: Any) -> run_pb2.Run:
+        body = request.SerializeToString(deterministic=True)
+        with self._lock:
+            known = self.runs.get(request.run_id)
+            if known is not None:
+                if known.body != body:
+                    raise CrosstrainError("ID_REUSED", "the run id was used with another body", "run_id")
+                return known.run
+            version = dict(self.engines)[request.engine]
+            message = run_pb2.Run(
+                run_id=request.run_id, kind=kind, engine=request.engine, engine_version=version, attempt=1,
+                state=run_pb2.RUN_STATE_QUEUED,
+            )
+            message.create_time.GetCurrentTime()
+            run = self.runs[request.run_id] = FakeRun(message, body)
+        run.emit(state_changed=run_pb2.StateChanged(state=run_pb2.RUN_STATE_QUEUED))
+        threading.Thread(target=self._execute, args=(run, request), daemon=True).start()
+        return run.run
+
+    def _execute(self, run: FakeRun, request: Any) -> None:
+        with self._lock:
+            self.executions[request.run_id] += 1
+            self.order.append(request.run_id)
+            self.running.add(request.run_id)
+            self.most_running = max(self.most_running, len(self.running))
+        run.emit(attempt_started=run_pb2.AttemptStarted(resume_step=0))
+        run.emit(state_changed=run_pb2.StateChanged(state=run_pb2.RUN_STATE_RUNNING))
+        state = (self._train if isinstance(request, service_pb2.TrainRequest) else self._evaluate)(run, request)
+        error = None
+        if state == run_pb2.RUN_STATE_FAILED:
+            error = errors_pb2.Error(reason=errors_pb2.ERROR_REASON_ENGINE_FAILED, message="failed on purpose")
+        with self._lock:
+            self.running.discard(request.run_id)
+        run.emit(state_changed=run_pb2.StateChanged(state=state, error=error))
+
+    def _train(self, run: FakeRun, request: service_pb2.TrainRequest) -> Any:
+        run.emit(fingerprint=run_pb2.Fingerprint(facts={"engine": request.engine, "numpy.version": "2"}))
+        for step in range(self.steps):
+            if run.cancelled.wait(self.delay):
+                return run_pb2.RUN_STATE_CANCELLED
+            loss = 2.0 / (1 + step) + (1e-9 if request.engine != "torch" else 0.0) * step
+            run.emit(steps=run_pb2.StepRecords(first_step=step, epoch=[0], loss=[loss], learning_rate=[0.1]))
+        if request.engine in self.failing:
+            return run_pb2.RUN_STATE_FAILED
+        weights = self.artifacts.put(f"weights of {request.run_id}".encode())
+        run.emit(result=run_pb2.TrainResult(weights_digest=weights, steps=self.steps))
+        return run_pb2.RUN_STATE_SUCCEEDED
+
+    def _evaluate(self, run: FakeRun, request: service_pb2.EvaluateRequest) -> Any:
+        for digest in request.spec.weights_digests:
+            time.sleep(self.delay)
+            logits = self.artifacts.put(hashlib.sha256((digest + request.engine).encode()).digest())
+            run.emit(evaluated=run_pb2.Evaluated(weights_digest=digest, loss=1.0, samples=8, logits_digest=logits))
+        return run_pb2.RUN_STATE_SUCCEEDED
