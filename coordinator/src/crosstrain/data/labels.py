@@ -88,7 +88,8 @@ def _not_contiguous(found: list[int], name: str) -> DataError:
             f"Subtract 1, or {_offer(found)}; if class 0 is only absent, declare `classes: {found[-1] + 1}`"
         )
         return DataError("data.labels", message, value=first)
-    message = f"labels of {name} are not 0..K-1; {len(found)} values were found: {listing(found)}. You may {_offer(found)}"
+    what = f"{len(found)} values were found: {listing(found)}"
+    message = f"labels of {name} are not 0..K-1; {what}. You may {_offer(found)}"
     if found[0] >= 0 and found[-1] < 2 * len(found) + 8:
         message += f"; or declare `classes: {found[-1] + 1}` if the others are only absent"
     return DataError("data.labels", message, value=first)
