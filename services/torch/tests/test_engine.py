@@ -63,6 +63,15 @@ def test_every_feature_is_declared():
     assert {"torch", "numpy"} <= set(info.libraries)
 
 
+def test_cuda_is_offered_where_the_build_and_the_machine_have_it(monkeypatch):
+    from crosstrain_torch import device
+
+    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
+    for found, support in (([], UNSUPPORTED), (["a GPU"], EXACT)):
+        monkeypatch.setattr(device, "gpus", lambda found=found: found)
+        assert TorchEngine.info().features["device.cuda"].support == support
+
+
 def test_the_package_itself_does_not_import_pytorch():
     code = "import sys, crosstrain_torch; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -13,6 +13,7 @@ from typing import Dict, Optional, Tuple
 import numpy as np
 import torch
 from crosstrain_service.errors import CrosstrainError
+from crosstrain_service.gpu import gpus
 from crosstrain_service.training import Execution
 
 
@@ -118,10 +119,13 @@ def facts(execution: Execution, device: torch.device, dtype: torch.dtype) -> Dic
 
 
 def cuda_obstacle() -> str:
-    """Why CUDA cannot be used here, or an empty text."""
+    """Why CUDA cannot be used on this machine, or an empty text.
+
+    Asks NVML for GPUs, not PyTorch: the process that describes the engine has them hidden.
+    """
     if not torch.backends.cuda.is_built():
         return "this build of PyTorch has no CUDA"
-    return "" if torch.cuda.is_available() else "no CUDA device is visible"
+    return "" if gpus() else "this machine has no NVIDIA GPU with a driver"
 
 
 def compiler_obstacle() -> str:
