@@ -135,7 +135,7 @@ class FakeService(service_pb2_grpc.TrainingServiceServicer):
     @guarded
     def Train(self, request: service_pb2.TrainRequest, context: Any) -> service_pb2.TrainResponse:
         spec = request.spec
-        for data in (spec.train, spec.test):
+        for data in [spec.train, *([spec.test] if spec.HasField("test") else [])]:
             self.artifacts.require(data.pixels_digest, "pixels")
             self.artifacts.require(data.labels_digest, "labels")
         self.artifacts.require(spec.initial_weights_digest, "initial_weights")

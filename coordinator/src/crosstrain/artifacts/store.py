@@ -173,7 +173,8 @@ class ArtifactStore:
     def _scratch(self) -> Iterator[IO[bytes]]:
         handle, name = tempfile.mkstemp(prefix="artifact-", dir=self._temporary)
         try:
-            with os.fdopen(handle, "w+b") as file:
+            os.close(handle)
+            with open(name, "wb") as file:
                 yield file
         finally:
             with contextlib.suppress(FileNotFoundError):
