@@ -1,0 +1,1 @@
+"""Tests across components; unit tests lie beside their package."""

@@ -1,0 +1,1 @@
+"""One suite for every engine: small cases, each recorded piece checked against the reference."""

@@ -1,0 +1,327 @@
+"""Layers with rounding bounds: what the reference gives, and how far a correct engine may be from it.
+
+Every operation is evaluated in a wider type than the engine's (float64 for float32 runs, extended precision
+for float64 runs), so that its own rounding does not count. The bound of a sum of n products is
+
+    max(c sqrt(n), 8) u (|W| * |x| + |b|)        element by element, c = 4,
+
+with u the unit roundoff of the run's type: the same operation applied to absolute values. It grows with sqrt(n)
+and not with n since roundings are as often up as down (Higham and Mary 2019); 8 u covers the few roundings
+of conversions, scaling and adding the bias where n is small. Operations that only choose or copy have the
+bound 0.
+
+Errors that come in with the input (:attr:`Bounded.error`) are carried on to first order, which makes bounds of
+whole networks from those of their layers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from crosstrain_reference import (
+    LRN,
+    BatchNorm,
+    Convolution,
+    Dense,
+    Dropout,
+    Flatten,
+    Layer,
+    Network,
+    Pad,
+    Pool,
+    Relu,
+    Trace,
+)
+from crosstrain_reference.ops.windows import Geometry
+from crosstrain_service import model as plain
+
+Arrays = dict[str, np.ndarray]
+_C = 4.0
+_FLOOR = 8.0
+
+
+@dataclass(frozen=True)
+class Arithmetic:
+    """Floating-point type of a run: unit roundoff ``u``, smallest normal number, and the type to check in."""
+
+    unit: float
+    tiny: float
+    work: Any
+
+    def sum_of(self, count: float) -> float:
+        """Relative bound of a sum of ``count`` products."""
+        return max(_C * float(np.sqrt(count)), _FLOOR) * self.unit
+
+    @property
+    def floor(self) -> float:
+        """Relative bound of a few operations."""
+        return _FLOOR * self.unit
+
+    def wide(self, value: Any) -> np.ndarray:
+        """A value in the checking type."""
+        return np.asarray(value, dtype=self.work)
+
+
+FLOAT32 = Arithmetic(2.0**-24, 2.0**-126, np.float64)
+FLOAT64 = Arithmetic(2.0**-53, 2.0**-1022, np.longdouble)
+
+
+def arithmetic_of(dtype: Any) -> Arithmetic:
+    """The arithmetic of a tensor's type; raises ``TypeError`` for a type that is neither."""
+    name = np.dtype(dtype).name
+    if name not in ("float32", "float64"):
+        raise TypeError(f"no rounding bounds for the type {name}")
+    return FLOAT32 if name == "float32" else FLOAT64
+
+
+class Bounded(NamedTuple):
+    """A value and a bound of the distance of a correct result from it (an array, or 0)."""
+
+    value: np.ndarray
+    error: Any = 0.0
+
+
+def network_of(model: plain.Model) -> Network:
+    """The reference network of a model."""
+    return Network([_layer(layer) for layer in model.layers])
+
+
+def _layer(layer: plain.Layer) -> Layer:
+    values = dict(vars(layer))
+    name = values.pop("name")
+    if isinstance(layer, plain.Convolution):
+        return Convolution(name, **values)
+    if isinstance(layer, plain.Pool):
+        return Pool(name, **values)
+    if isinstance(layer, plain.Dense):
+        return Dense(name, **values)
+    if isinstance(layer, plain.Dropout):
+        return Dropout(name, layer.rate)
+    if isinstance(layer, plain.BatchNorm):
+        if layer.epsilon is None:
+            raise ValueError(f"layer {name}: canonical batch norm needs its epsilon")
+        return BatchNorm(name, layer.epsilon)
+    if isinstance(layer, plain.LocalResponseNorm):
+        return LRN(name, layer.size, layer.alpha_sum, layer.beta, layer.k)
+    if isinstance(layer, plain.Pad):
+        return Pad(name, layer.begin, layer.end)
+    return Relu(name) if isinstance(layer, plain.Relu) else Flatten(name)
+
+
+class Piece(NamedTuple):
+    """A layer's forward result, and what the backward check needs."""
+
+    output: Bounded
+    trace: Trace
+
+
+def forward(
+    layer: Layer,
+    x: Bounded,
+    params: Arrays,
+    arithmetic: Arithmetic,
+    train: bool = True,
+    mask: np.ndarray | None = None,
+    statistics: tuple[np.ndarray, np.ndarray] | None = None,
+) -> Piece:
+    """One layer applied to ``x``, with the bound of its output. Arguments are in the checking type."""
+    y, trace = layer.forward(x.value, params, train, mask, statistics)
+    carried = np.any(x.error)
+    if isinstance(layer, (Convolution, Dense)):
+        absolute = _absolute(params)
+        size, _ = layer.forward(np.abs(x.value), absolute, train)
+        error = arithmetic.sum_of(_fan_in(layer, params)) * size
+        if carried:
+            bias = layer.name + ".bias"
+            without = {**absolute, bias: np.zeros_like(absolute[bias])} if layer.bias else absolute
+            error = error + layer.forward(x.error, without, train)[0]
+    elif isinstance(layer, Pool) and layer.kind == "average":
+        size, _ = layer.forward(np.abs(x.value), params, train)
+        error = arithmetic.sum_of(np.prod(layer.kernel)) * size
+        if carried:
+            error = error + layer.forward(x.error, params, train)[0]
+    elif isinstance(layer, Dropout):
+        error = arithmetic.floor * np.abs(y) if trace.mask is not None else np.zeros_like(y)
+        if carried:
+            error = error + layer.forward(x.error, params, train, mask)[0]
+    elif isinstance(layer, BatchNorm):
+        error = _batch_norm_error(layer, x, y, trace, params, arithmetic)
+    elif isinstance(layer, LRN):
+        error = _lrn_error(layer, x, y, arithmetic)
+    elif carried and not isinstance(layer, Relu):
+        error = layer.forward(x.error, params, train)[0]
+    else:
+        error = x.error if carried else np.zeros_like(y)
+    return Piece(Bounded(y, error), trace)
+
+
+def backward(
+    layer: Layer, dy: np.ndarray, trace: Trace, params: Arrays, arithmetic: Arithmetic
+) -> tuple[Bounded, dict[str, Bounded]]:
+    """Gradients of a layer's input and parameters for an exact ``dy`` and input, with their bounds."""
+    dx, gradients = layer.backward(dy, trace, params)
+    if isinstance(layer, BatchNorm):
+        return _batch_norm_backward_error(layer, dy, dx, gradients, trace, params, arithmetic)
+    if isinstance(layer, LRN):
+        return Bounded(dx, _lrn_backward_error(layer, dy, trace.x, arithmetic)), {}
+    if isinstance(layer, (Convolution, Dense)):
+        sizes = layer.backward(np.abs(dy), trace._replace(x=np.abs(trace.x)), _absolute(params))
+        weight, bias = layer.name + ".weight", layer.name + ".bias"
+        outputs = dy.size // dy.shape[1]
+        bounded = {weight: Bounded(gradients[weight], arithmetic.sum_of(outputs) * sizes[1][weight])}
+        if bias in gradients:
+            bounded[bias] = Bounded(gradients[bias], arithmetic.sum_of(outputs) * sizes[1][bias])
+        return Bounded(dx, arithmetic.sum_of(params[weight].size // params[weight].shape[1]) * sizes[0]), bounded
+    if isinstance(layer, Pool):
+        overlap = np.prod([-(-k // s) for k, s in zip(layer.kernel, layer.stride, strict=True)])
+        if layer.kind == "max" and overlap == 1:
+            return Bounded(dx, np.zeros_like(dx)), {}
+        size, _ = layer.backward(np.abs(dy), trace, params)
+        return Bounded(dx, arithmetic.sum_of(overlap) * size), {}
+    if isinstance(layer, Dropout) and trace.mask is not None:
+        return Bounded(dx, arithmetic.floor * np.abs(dx)), {}
+    return Bounded(dx, np.zeros_like(dx)), {}
+
+
+def _absolute(params: Arrays) -> Arrays:
+    return {name: np.abs(value) for name, value in params.items()}
+
+
+def _fan_in(layer: Layer, params: Arrays) -> int:
+    weight = params[layer.name + ".weight"]
+    return weight.size // weight.shape[0]
+
+
+def _spread(per_channel: Any, like: np.ndarray) -> np.ndarray:
+    return np.reshape(per_channel, (1, -1) + (1,) * (like.ndim - 2))
+
+
+def _batch_norm_parts(layer: BatchNorm, x: Bounded, trace: Trace, arithmetic: Arithmetic) -> Any:
+    """(1 / sqrt(var + eps), normalised input, bound of its error, relative bound of the inverse root)."""
+    mean, variance = trace.statistics
+    inverse = 1.0 / np.sqrt(variance + layer.eps)
+    centred = x.value - _spread(mean, x.value)
+    normalised = centred * _spread(inverse, x.value)
+    axes = (0, *range(2, x.value.ndim))
+    count = x.value.size // x.value.shape[1]
+    rounding = arithmetic.sum_of(count)
+    if trace.train:
+        # The variance of centred values; a mean that is off by d adds d^2 to it. An input error e moves the mean
+        # by its average, the variance by at most 2 mean(|x - m| (e + mean e)).
+        incoming = np.zeros_like(x.value) + x.error
+        mean_error = rounding * np.abs(x.value).mean(axis=axes) + incoming.mean(axis=axes)
+        moved = incoming + _spread(incoming.mean(axis=axes), x.value)
+        variance_error = rounding * variance + mean_error**2 + 2 * (np.abs(centred) * moved).mean(axis=axes)
+    else:
+        mean_error = np.zeros_like(mean)
+        variance_error = np.zeros_like(variance)
+    # Frameworks also compute x (gamma r) + (beta - m gamma r): the roundings are those of |x| + |m|.
+    shifted = _spread(mean_error, x.value) + x.error + arithmetic.floor * (
+        np.abs(x.value) + _spread(np.abs(mean), x.value)
+    )
+    relative = 0.5 * variance_error / (variance + layer.eps) + arithmetic.floor
+    error = shifted * _spread(inverse, x.value) + np.abs(normalised) * _spread(relative, x.value)
+    return inverse, normalised, error, relative
+
+
+def _batch_norm_error(
+    layer: BatchNorm, x: Bounded, y: np.ndarray, trace: Trace, params: Arrays, arithmetic: Arithmetic
+) -> np.ndarray:
+    gamma, beta = (np.abs(params[f"{layer.name}.{part}"]) for part in ("gamma", "beta"))
+    _, normalised, error, _ = _batch_norm_parts(layer, x, trace, arithmetic)
+    rounding = arithmetic.floor * (np.abs(normalised) * _spread(gamma, y) + _spread(beta, y))
+    return error * _spread(gamma, y) + rounding
+
+
+def _batch_norm_backward_error(
+    layer: BatchNorm,
+    dy: np.ndarray,
+    dx: np.ndarray,
+    gradients: Arrays,
+    trace: Trace,
+    params: Arrays,
+    arithmetic: Arithmetic,
+) -> tuple[Bounded, dict[str, Bounded]]:
+    inverse, normalised, error, relative = _batch_norm_parts(layer, Bounded(trace.x), trace, arithmetic)
+    axes = (0, *range(2, dy.ndim))
+    count = dy.size // dy.shape[1]
+    rounding = arithmetic.sum_of(count)
+    gamma, beta = f"{layer.name}.gamma", f"{layer.name}.beta"
+    dgamma, dbeta = gradients[gamma], gradients[beta]
+    dbeta_error = rounding * np.abs(dy).sum(axis=axes)
+    dgamma_error = (np.abs(dy) * (rounding * np.abs(normalised) + error)).sum(axis=axes)
+    scale = np.abs(params[gamma]) * inverse
+    inner = (
+        arithmetic.floor * (np.abs(dy) + _spread(np.abs(dbeta) / count, dy))
+        + _spread(dbeta_error / count, dy)
+        + np.abs(normalised) * _spread((dgamma_error + arithmetic.floor * np.abs(dgamma)) / count, dy)
+        + error * _spread(np.abs(dgamma) / count, dy)
+    )
+    dx_error = inner * _spread(scale, dy) + np.abs(dx) * _spread(relative, dy)
+    return Bounded(dx, dx_error), {
+        gamma: Bounded(dgamma, dgamma_error),
+        beta: Bounded(dbeta, dbeta_error),
+    }
+
+
+def _lrn_scale(layer: LRN, x: np.ndarray) -> np.ndarray:
+    return layer.k + layer.alpha * _channel_sum(np.square(x), layer.size)
+
+
+def _channel_sum(x: np.ndarray, size: int) -> np.ndarray:
+    total = np.zeros_like(x)
+    radius = (size - 1) // 2
+    for channel in range(x.shape[1]):
+        total[:, channel] = x[:, max(0, channel - radius) : channel + radius + 1].sum(axis=1)
+    return total
+
+
+def _lrn_relative(layer: LRN, scale: np.ndarray, arithmetic: Arithmetic) -> np.ndarray:
+    """Relative bound of scale^-beta: that of the scale times beta, and of a power by logarithm."""
+    return layer.beta * arithmetic.sum_of(layer.size) + arithmetic.floor * (
+        1 + layer.beta * np.abs(np.log(scale))
+    )
+
+
+def _lrn_error(layer: LRN, x: Bounded, y: np.ndarray, arithmetic: Arithmetic) -> np.ndarray:
+    scale = _lrn_scale(layer, x.value)
+    error = np.abs(y) * (_lrn_relative(layer, scale, arithmetic) + arithmetic.floor)
+    if np.any(x.error):
+        power = scale**-layer.beta
+        slope = 2 * layer.alpha * layer.beta * np.abs(y) / scale
+        error = error + power * x.error + slope * _channel_sum(np.abs(x.value) * x.error, layer.size)
+    return error
+
+
+def _lrn_backward_error(layer: LRN, dy: np.ndarray, x: np.ndarray, arithmetic: Arithmetic) -> np.ndarray:
+    scale = _lrn_scale(layer, x)
+    power = scale**-layer.beta
+    relative = _lrn_relative(layer, scale, arithmetic) + arithmetic.floor
+    shared = np.abs(dy * x) * power / scale * (relative + arithmetic.sum_of(layer.size))
+    total = np.abs(dy) * power * relative
+    summed = np.abs(dy * x) * power / scale
+    factor = 2 * layer.alpha * layer.beta * np.abs(x)
+    return total + factor * (
+        _channel_sum(shared, layer.size) + arithmetic.sum_of(layer.size) * _channel_sum(summed, layer.size)
+    )
+
+
+def tied(layer: Layer, x: np.ndarray) -> np.ndarray:
+    """Which elements of a layer's input take part in a tie: zeros of a ReLU, equal maxima of a window."""
+    if isinstance(layer, Relu):
+        return x == 0
+    if not isinstance(layer, Pool) or layer.kind != "max":
+        return np.zeros(x.shape, dtype=bool)
+    window = (layer.kernel, layer.stride, layer.pad_begin, layer.pad_end, layer.round_mode)
+    geometry = Geometry("ties", x.shape[2:], *window)
+    best, _ = layer.forward(x, {})
+    padded = geometry.padded(x, -np.inf)
+    every = (slice(None), slice(None))
+    equal = [padded[every + geometry.at(offset)] == best for offset in geometry.offsets()]
+    shared = sum(part.astype(int) for part in equal) > 1
+    marks = np.zeros(padded.shape, dtype=bool)
+    for part, offset in zip(equal, geometry.offsets(), strict=True):
+        marks[every + geometry.at(offset)] |= part & shared
+    return marks[geometry.interior()]

@@ -1,0 +1,69 @@
+"""Every engine of the catalogue against every case: computed within the bounds, or refused by name."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.support.catalogue import EngineId, choose
+
+from .cases import CASES, Case
+from .checks import check_records
+from .conftest import note
+from .suite import PRECISIONS, PROBE_SECONDS, Conformance, lacking, wanted
+
+KNOWN = tomllib.loads((Path(__file__).parent / "known_failures.toml").read_text()).get("failure", [])
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "engine" in metafunc.fixturenames:
+        found = choose(metafunc.config.getoption("--engines"))
+        metafunc.parametrize("engine", found, ids=str, scope="session")
+
+
+def known_failure(engine: EngineId, case: Case, precision: str) -> str:
+    """Why a case is known to fail; empty if it is not."""
+    for entry in KNOWN:
+        same = entry["engine"] in (engine.name, str(engine)) and entry["case"] == case.name
+        if same and entry.get("precision", precision) == precision:
+            return str(entry["reason"])
+    return ""
+
+
+@pytest.mark.timeout(PROBE_SECONDS + 120)
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_case(
+    engine: EngineId, case: Case, precision: str, conformance: Callable[[EngineId], Conformance]
+) -> None:
+    suite = conformance(engine)
+    if not wanted(case, precision, suite.declared):
+        pytest.skip("in float64 only some cases are repeated")
+    missing = lacking(case, precision, suite.declared)
+    if missing:
+        code, reason, message = suite.refusal(case, precision)
+        assert (code, reason) == ("FAILED_PRECONDITION", "UNSUPPORTED"), message
+        for name in missing:
+            assert name in message
+        return
+    outcome = suite.outcome(case, precision)
+    checks = list(check_records(case.problem(precision), outcome.records))
+    failures = [outcome.error] if outcome.error else []
+    failures += [str(check) for check in checks if not check.holds]
+    known = known_failure(engine, case, precision)
+    if known:
+        assert failures, f"passes now: remove its entry from known_failures.toml ({known})"
+        pytest.xfail(known)
+    note(str(engine), case.name, checks)
+    assert not failures, f"{len(failures)} failures, first of all:\n" + "\n".join(failures[:8])
+    assert len(checks) > 8 * len(case.steps), "the checks did not cover the steps"
+
+
+def test_known_failures_name_cases_and_engines() -> None:
+    for entry in KNOWN:
+        assert entry["case"] in {case.name for case in CASES}
+        assert choose(entry["engine"])
+        assert entry["reason"]

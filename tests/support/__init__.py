@@ -1,0 +1,1 @@
+"""What tests across components share: real service processes, a client, messages, the reference job."""
