@@ -68,7 +68,9 @@ class FakeService(service_pb2_grpc.TrainingServiceServicer):
         steps: int = 5,
         delay: float = 0.0,
         lacking: tuple[str, ...] = (),
+        host: str = "127.0.0.1",
     ) -> None:
+        self.host = host
         self.name = name
         self.engines = engines
         self.steps = steps
@@ -89,7 +91,7 @@ class FakeService(service_pb2_grpc.TrainingServiceServicer):
 
     @property
     def address(self) -> str:
-        return f"127.0.0.1:{self.port}"
+        return f"{self.host}:{self.port}"
 
     def start(self) -> FakeService:
         server = grpc.server(futures.ThreadPoolExecutor(32), options=[("grpc.so_reuseport", 0)])
@@ -98,7 +100,7 @@ class FakeService(service_pb2_grpc.TrainingServiceServicer):
         checks = health.HealthServicer()
         checks.set("", health_pb2.HealthCheckResponse.SERVING)
         health_pb2_grpc.add_HealthServicer_to_server(checks, server)
-        self.port = server.add_insecure_port(f"127.0.0.1:{self.port}")
+        self.port = server.add_insecure_port(self.address)
         server.start()
         self._server = server
         return self

@@ -4,7 +4,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from doubles.databases import postgres, url
 from doubles.world import World
+
+__all__ = ["postgres", "url", "world"]
 
 
 @pytest.fixture

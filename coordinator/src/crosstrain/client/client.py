@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import io
 import random
+import secrets
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,7 +20,7 @@ from crosstrain_protos.v1 import (
     data_pb2,
 )
 
-from crosstrain.rpc import from_rpc, transient
+from crosstrain.rpc import from_rpc, transient, unanswered
 
 from . import files
 
@@ -35,11 +36,14 @@ class Client:
     Args:
         address: host:port.
         timeout: seconds for one call that is not a stream.
+        retry: seconds for which a call is repeated while nobody answers, as during a restart; every
+            call may be repeated without harm.
         patience: seconds without a connection after which a watched stream is given up.
     """
 
-    def __init__(self, address: str, timeout: float = 60.0, patience: float = 300.0) -> None:
+    def __init__(self, address: str, timeout: float = 60.0, retry: float = 10.0, patience: float = 300.0) -> None:
         self._timeout = timeout
+        self._retry = retry
         self._patience = patience
         self._channel = grpc.insecure_channel(
             address,
@@ -65,6 +69,19 @@ class Client:
         """Closes the connection."""
         self._channel.close()
 
+    def _called(self, call: Callable[[], T]) -> T:
+        """The answer to a call, which is repeated for a while if nobody is there to answer it."""
+        give_up = time.monotonic() + self._retry
+        wait = _FIRST_WAIT
+        while True:
+            try:
+                return call()
+            except grpc.RpcError as error:
+                if not unanswered(error) or time.monotonic() > give_up:
+                    raise from_rpc(error) from error
+            time.sleep(wait * random.uniform(0.5, 1.0))
+            wait = min(2 * wait, _LONGEST_WAIT)
+
     def create_job(
         self,
         document: str,
@@ -73,24 +90,26 @@ class Client:
         job_id: str = "",
         timeout: float = 3600.0,
     ) -> coordinator_pb2.Job:
-        """Creates a job; with a ``job_id`` it may be repeated after a failure without creating another.
+        """Creates a job. With the same ``job_id`` and body it returns the job created before.
 
         Takes as long as checking (and, for files of the coordinator, importing) the data takes.
         """
+        # An id makes the call repeatable.
+        job_id = job_id or f"job-{secrets.token_hex(6)}"
         request = coordinator_pb2.CreateJobRequest(job_id=job_id, document=document, train=train, test=test)
-        return _called(lambda: self._stub.CreateJob(request, timeout=timeout)).job
+        return self._called(lambda: self._stub.CreateJob(request, timeout=timeout)).job
 
     def get_job(self, job_id: str) -> coordinator_pb2.Job:
         """A job as it stands."""
         request = coordinator_pb2.GetJobRequest(job_id=job_id)
-        return _called(lambda: self._stub.GetJob(request, timeout=self._timeout)).job
+        return self._called(lambda: self._stub.GetJob(request, timeout=self._timeout)).job
 
     def list_jobs(self) -> Iterator[coordinator_pb2.Job]:
         """All jobs, newest first, without their runs and documents."""
         token = ""
         while True:
             request = coordinator_pb2.ListJobsRequest(page_token=token)
-            response = _called(functools.partial(self._stub.ListJobs, request, timeout=self._timeout))
+            response = self._called(functools.partial(self._stub.ListJobs, request, timeout=self._timeout))
             yield from response.jobs
             token = response.next_page_token
             if not token:
@@ -125,41 +144,34 @@ class Client:
     def cancel_job(self, job_id: str) -> coordinator_pb2.Job:
         """Begins to cancel a job; its last event tells when it has ended."""
         request = coordinator_pb2.CancelJobRequest(job_id=job_id)
-        return _called(lambda: self._stub.CancelJob(request, timeout=self._timeout)).job
+        return self._called(lambda: self._stub.CancelJob(request, timeout=self._timeout)).job
 
     def compare_runs(self, run_id_a: str, run_id_b: str) -> coordinator_pb2.CompareRunsResponse:
         """The differences of two training runs that have succeeded."""
         request = coordinator_pb2.CompareRunsRequest(run_id_a=run_id_a, run_id_b=run_id_b)
-        return _called(lambda: self._stub.CompareRuns(request, timeout=self._timeout))
+        return self._called(lambda: self._stub.CompareRuns(request, timeout=self._timeout))
 
     def list_engines(self) -> list[coordinator_pb2.RegisteredEngine]:
         """The engines of all registered services."""
         request = coordinator_pb2.ListEnginesRequest()
-        return list(_called(lambda: self._stub.ListEngines(request, timeout=self._timeout)).engines)
+        return list(self._called(lambda: self._stub.ListEngines(request, timeout=self._timeout)).engines)
 
     def register_service(self, service: str, address: str, preferred: bool = False) -> int:
         """Registers a service and returns the lease in seconds."""
         request = coordinator_pb2.RegisterServiceRequest(service=service, address=address, preferred=preferred)
-        return _called(lambda: self._stub.RegisterService(request, timeout=self._timeout)).lease_seconds
+        return self._called(lambda: self._stub.RegisterService(request, timeout=self._timeout)).lease_seconds
 
     def upload(self, source: bytes | Path | str) -> str:
         """Stores bytes or a file and returns its digest; what is stored already is not sent."""
         with io.BytesIO(source) if isinstance(source, bytes) else open(source, "rb") as file:
             digest, size = files.digest_of(file)
-            _called(lambda: files.upload(self._artifacts, digest, size, files.blocks(file)))
+            self._called(lambda: files.upload(self._artifacts, digest, size, file))
             return digest
 
     def download(self, digest: str, path: Path | str) -> None:
         """Writes an artifact to a file, which appears only when it is whole and checked."""
-        _called(lambda: files.save(files.download(self._artifacts, digest), Path(path)))
+        self._called(lambda: files.save(files.download(self._artifacts, digest), Path(path)))
 
     def read(self, digest: str) -> bytes:
         """A small artifact, checked."""
-        return _called(lambda: b"".join(files.download(self._artifacts, digest)))
-
-
-def _called(call: Callable[[], T]) -> T:
-    try:
-        return call()
-    except grpc.RpcError as error:
-        raise from_rpc(error) from error
+        return self._called(lambda: b"".join(files.download(self._artifacts, digest)))

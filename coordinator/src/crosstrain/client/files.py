@@ -24,25 +24,25 @@ def blocks(file: IO[bytes]) -> Iterator[bytes]:
 
 
 def digest_of(file: IO[bytes]) -> tuple[str, int]:
-    """SHA-256 and length of a file, which is at its beginning afterwards."""
+    """SHA-256 and length of a file."""
     checksum, size = hashlib.sha256(), 0
     for chunk in blocks(file):
         checksum.update(chunk)
         size += len(chunk)
-    file.seek(0)
     return checksum.hexdigest(), size
 
 
 def upload(
-    stub: artifact_pb2_grpc.ArtifactServiceStub, digest: str, size: int, chunks: Iterable[bytes]
+    stub: artifact_pb2_grpc.ArtifactServiceStub, digest: str, size: int, file: IO[bytes]
 ) -> None:
-    """Sends an artifact, unless it is stored on the other side."""
+    """Sends a whole file, unless it is stored on the other side."""
     if not stub.Stat(artifact_pb2.StatRequest(digests=[digest]), timeout=60.0).missing:
         return
 
     def messages() -> Iterator[artifact_pb2.WriteRequest]:
         yield artifact_pb2.WriteRequest(header=artifact_pb2.ArtifactHeader(digest=digest, size_bytes=size))
-        for chunk in chunks:
+        file.seek(0)
+        for chunk in blocks(file):
             yield artifact_pb2.WriteRequest(chunk=chunk)
 
     stub.Write(messages())

@@ -51,6 +51,11 @@ def transient(error: CrosstrainError) -> bool:
     return error.reason in _TRANSIENT
 
 
+def unanswered(error: grpc.RpcError) -> bool:
+    """Whether a call failed for want of a connection, before anything could answer it."""
+    return error.code() == grpc.StatusCode.UNAVAILABLE and _status(error) is None
+
+
 def lost_run(error: CrosstrainError) -> bool:
     """Whether a service says that it does not know a run."""
     return error.reason == "RUN_NOT_FOUND"
