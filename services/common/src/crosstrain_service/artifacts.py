@@ -4,7 +4,7 @@ import errno
 import hashlib
 import os
 import tempfile
-from typing import Iterable, Iterator, Optional
+from typing import Iterable, Iterator, Optional, Tuple
 
 import numpy as np
 
@@ -102,6 +102,11 @@ class ArtifactStore:
     def size(self, digest: str) -> int:
         """Length in bytes; raises ``ARTIFACT_NOT_FOUND``."""
         return os.path.getsize(self.require(digest, "digest"))
+
+    def identity(self, digest: str, field: str) -> Tuple[str, int, int, int]:
+        """Digest, inode, size and time of change: equal as long as the stored file is untouched."""
+        entry = os.stat(self.require(digest, field))
+        return digest, entry.st_ino, entry.st_size, entry.st_mtime_ns
 
     def get(self, digest: str, field: str = "digest") -> bytes:
         """The whole artifact, its digest checked; raises ``ARTIFACT_NOT_FOUND`` or ``ARTIFACT_CORRUPT``."""

@@ -41,7 +41,8 @@ def describe_package(package: str, environment: Environment) -> List[service_pb2
 def _describe(package: str, name: str, environment: Environment) -> service_pb2.EngineDescription:
     with tempfile.TemporaryDirectory(prefix="crosstrain-describe-") as folder:
         variables = dict(os.environ)
-        variables.update(environment(name, Execution(), folder))
+        # With a GPU the framework must see it, or it would declare that it has none.
+        variables.update(environment(name, Execution(device="cuda" if gpus() else "cpu"), folder))
         process = subprocess.run([sys.executable, "-m", "crosstrain_service.describe", package, name],
                                  stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=variables)
     lines = process.stdout.decode("utf-8", "replace").splitlines()

@@ -173,6 +173,7 @@ class _Recorder:
         self._loss_samples = 0
         self._lock = threading.Lock()
         self._stop = threading.Event()
+        self._wake = threading.Event()
         self._error = None  # type: Optional[BaseException]
         self._thread = threading.Thread(target=self._run, name="records", daemon=True)
         self._thread.start()
@@ -182,16 +183,20 @@ class _Recorder:
         if self._error is not None:
             raise self._error
         self._pending.append(record)
-        if len(self._pending) >= FLUSH_STEPS:
+        if not self._wake.is_set():
+            self._wake.set()  # the first step is shown at once
+        elif len(self._pending) >= FLUSH_STEPS:
             self.flush()
 
     def _run(self) -> None:
-        while not self._stop.wait(FLUSH_SECONDS):
+        self._wake.wait()
+        while not self._stop.is_set():
             try:
                 self.flush()
             except BaseException as error:  # raised again in the training thread
                 self._error = error
                 return
+            self._stop.wait(FLUSH_SECONDS)
 
     def flush(self) -> None:
         """Writes what has been gathered; raises ``NOT_FINITE`` for a loss that is not finite."""
@@ -231,6 +236,7 @@ class _Recorder:
     def close(self) -> None:
         """Stops the thread and writes the rest."""
         self._stop.set()
+        self._wake.set()
         self._thread.join()
         if self._error is not None:
             raise self._error

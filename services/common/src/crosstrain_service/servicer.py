@@ -2,7 +2,7 @@
 
 import functools
 import time
-from typing import Any, Callable, Dict, Iterator, List, Optional
+from typing import Any, Callable, Dict, Iterator, List, Optional, Set
 
 import grpc
 import numpy as np
@@ -72,6 +72,7 @@ class TrainingServicer(service_pb2_grpc.TrainingServiceServicer):
         self._devices = devices
         self._runs = runs
         self._artifacts = artifacts
+        self._checked = set()  # type: Set[tuple]
 
     @guarded
     def Describe(self, request: Any, context: Any) -> service_pb2.DescribeResponse:
@@ -221,6 +222,10 @@ class TrainingServicer(service_pb2_grpc.TrainingServiceServicer):
 
     def _check_weights(self, digest: str, model: Model, field: str) -> None:
         convert.check_digest(digest, field)
+        # Reading and checking large weights again for every run of a job would be the slowest part of Train.
+        key = (self._artifacts.identity(digest, field), tuple(model.parameter_shapes().items()))
+        if key in self._checked:
+            return
         try:
             arrays, _ = weights.from_bytes(self._artifacts.get(digest, field))
             weights.check_weights(arrays, model)
@@ -228,6 +233,9 @@ class TrainingServicer(service_pb2_grpc.TrainingServiceServicer):
             if error.reason != "INVALID_WEIGHTS":
                 raise
             raise CrosstrainError(error.reason, "%s: %s" % (field, error.message), field)
+        if len(self._checked) >= 1000:
+            self._checked.clear()
+        self._checked.add(key)
 
     def _submit(self, kind: int, request: Any, engine: service_pb2.EngineDescription, execution: Execution) -> Any:
         return self._runs.submit(kind, request, engine.version, execution)
