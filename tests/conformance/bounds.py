@@ -158,31 +158,67 @@ def forward(
 
 
 def backward(
-    layer: Layer, dy: np.ndarray, trace: Trace, params: Arrays, arithmetic: Arithmetic
+    layer: Layer, dy: Bounded, trace: Trace, params: Arrays, arithmetic: Arithmetic, x_error: Any = 0.0
 ) -> tuple[Bounded, dict[str, Bounded]]:
-    """Gradients of a layer's input and parameters for an exact ``dy`` and input, with their bounds."""
-    dx, gradients = layer.backward(dy, trace, params)
+    """Gradients of a layer's input and parameters, with bounds.
+
+    ``x_error`` bounds the error of the layer's input ``trace.x``. Where it leaves open which way a ReLU or a pooling
+    window decides, the whole gradient at stake is part of the bound.
+    """
+    dx, gradients = layer.backward(dy.value, trace, params)
+    incoming = np.zeros_like(dy.value) + dy.error
+    moved = np.zeros_like(trace.x) + x_error
+    largest = np.abs(dy.value) + incoming
     if isinstance(layer, BatchNorm):
-        return _batch_norm_backward_error(layer, dy, dx, gradients, trace, params, arithmetic)
+        return _batch_norm_backward_error(layer, dy, dx, gradients, trace, params, arithmetic, moved)
     if isinstance(layer, LRN):
-        return Bounded(dx, _lrn_backward_error(layer, dy, trace.x, arithmetic)), {}
+        return Bounded(dx, _lrn_backward_error(layer, dy, trace.x, moved, arithmetic)), {}
     if isinstance(layer, (Convolution, Dense)):
-        sizes = layer.backward(np.abs(dy), trace._replace(x=np.abs(trace.x)), _absolute(params))
-        weight, bias = layer.name + ".weight", layer.name + ".bias"
-        outputs = dy.size // dy.shape[1]
-        bounded = {weight: Bounded(gradients[weight], arithmetic.sum_of(outputs) * sizes[1][weight])}
-        if bias in gradients:
-            bounded[bias] = Bounded(gradients[bias], arithmetic.sum_of(outputs) * sizes[1][bias])
-        return Bounded(dx, arithmetic.sum_of(params[weight].size // params[weight].shape[1]) * sizes[0]), bounded
+        absolute = _absolute(params)
+        here = trace._replace(x=np.abs(trace.x))
+        sizes = layer.backward(np.abs(dy.value), here, absolute)
+        carried = layer.backward(incoming, here, absolute)
+        outputs = dy.value.size // dy.value.shape[1]
+        inputs = params[layer.name + ".weight"].size // params[layer.name + ".weight"].shape[1]
+        bounded = {}
+        for name, value in gradients.items():
+            error = arithmetic.sum_of(outputs) * sizes[1][name] + carried[1][name]
+            if name.endswith(".weight") and np.any(moved):
+                error = error + layer.backward(largest, trace._replace(x=moved), absolute)[1][name]
+            bounded[name] = Bounded(value, error)
+        return Bounded(dx, arithmetic.sum_of(inputs) * sizes[0] + carried[0]), bounded
     if isinstance(layer, Pool):
         overlap = np.prod([-(-k // s) for k, s in zip(layer.kernel, layer.stride, strict=True)])
-        if layer.kind == "max" and overlap == 1:
-            return Bounded(dx, np.zeros_like(dx)), {}
-        size, _ = layer.backward(np.abs(dy), trace, params)
-        return Bounded(dx, arithmetic.sum_of(overlap) * size), {}
+        error = layer.backward(incoming, trace, params)[0]
+        if layer.kind == "average" or overlap > 1:
+            error = error + arithmetic.sum_of(overlap) * layer.backward(np.abs(dy.value), trace, params)[0]
+        if layer.kind == "max" and np.any(moved):
+            error = error + _open_windows(layer, trace.x, moved, largest)
+        return Bounded(dx, error), {}
+    error = layer.backward(incoming, trace, params)[0]
     if isinstance(layer, Dropout) and trace.mask is not None:
-        return Bounded(dx, arithmetic.floor * np.abs(dx)), {}
-    return Bounded(dx, np.zeros_like(dx)), {}
+        error = error + arithmetic.floor * np.abs(dx)
+    if isinstance(layer, Relu) and np.any(moved):
+        error = np.where((np.abs(trace.x) <= moved) & (moved > 0), largest, error)
+    return Bounded(dx, error), {}
+
+
+def _open_windows(layer: Pool, x: np.ndarray, moved: np.ndarray, largest: np.ndarray) -> np.ndarray:
+    """Gradients at every element that an error of the input could make the maximum of a window."""
+    window = (layer.kernel, layer.stride, layer.pad_begin, layer.pad_end, layer.round_mode)
+    geometry = Geometry("open windows", x.shape[2:], *window)
+    every = (slice(None), slice(None))
+    low, high = geometry.padded(x - moved, -np.inf), geometry.padded(x + moved, -np.inf)
+    offsets = [every + geometry.at(offset) for offset in geometry.offsets()]
+    floor = np.max([low[at] for at in offsets], axis=0)
+    candidates = [high[at] >= floor for at in offsets]
+    # Exact ties of exact values are decided by order, not by rounding.
+    uncertain = np.any([c & (high[at] > low[at]) for c, at in zip(candidates, offsets, strict=True)], axis=0)
+    uncertain &= np.sum(candidates, axis=0) > 1
+    total = np.zeros(high.shape, dtype=x.dtype)
+    for candidate, at in zip(candidates, offsets, strict=True):
+        total[at] += np.where(candidate & uncertain, largest, 0)
+    return total[geometry.interior()]
 
 
 def _absolute(params: Arrays) -> Arrays:
@@ -237,29 +273,35 @@ def _batch_norm_error(
 
 def _batch_norm_backward_error(
     layer: BatchNorm,
-    dy: np.ndarray,
+    dy: Bounded,
     dx: np.ndarray,
     gradients: Arrays,
     trace: Trace,
     params: Arrays,
     arithmetic: Arithmetic,
+    moved: np.ndarray,
 ) -> tuple[Bounded, dict[str, Bounded]]:
-    inverse, normalised, error, relative = _batch_norm_parts(layer, Bounded(trace.x), trace, arithmetic)
-    axes = (0, *range(2, dy.ndim))
-    count = dy.size // dy.shape[1]
+    like = dx
+    inverse, normalised, error, relative = _batch_norm_parts(layer, Bounded(trace.x, moved), trace, arithmetic)
+    axes = (0, *range(2, like.ndim))
+    count = like.size // like.shape[1]
     rounding = arithmetic.sum_of(count)
     gamma, beta = f"{layer.name}.gamma", f"{layer.name}.beta"
     dgamma, dbeta = gradients[gamma], gradients[beta]
-    dbeta_error = rounding * np.abs(dy).sum(axis=axes)
-    dgamma_error = (np.abs(dy) * (rounding * np.abs(normalised) + error)).sum(axis=axes)
+    size = np.abs(dy.value)
+    incoming = np.zeros_like(like) + dy.error
+    dbeta_error = rounding * size.sum(axis=axes) + incoming.sum(axis=axes)
+    each = size * (rounding * np.abs(normalised) + error) + incoming * (np.abs(normalised) + error)
+    dgamma_error = each.sum(axis=axes)
     scale = np.abs(params[gamma]) * inverse
     inner = (
-        arithmetic.floor * (np.abs(dy) + _spread(np.abs(dbeta) / count, dy))
-        + _spread(dbeta_error / count, dy)
-        + np.abs(normalised) * _spread((dgamma_error + arithmetic.floor * np.abs(dgamma)) / count, dy)
-        + error * _spread(np.abs(dgamma) / count, dy)
+        incoming
+        + arithmetic.floor * (size + _spread(np.abs(dbeta) / count, like))
+        + _spread(dbeta_error / count, like)
+        + np.abs(normalised) * _spread((dgamma_error + arithmetic.floor * np.abs(dgamma)) / count, like)
+        + error * _spread(np.abs(dgamma) / count, like)
     )
-    dx_error = inner * _spread(scale, dy) + np.abs(dx) * _spread(relative, dy)
+    dx_error = inner * _spread(scale, like) + np.abs(dx) * _spread(relative, like)
     return Bounded(dx, dx_error), {
         gamma: Bounded(dgamma, dgamma_error),
         beta: Bounded(dbeta, dbeta_error),
@@ -295,17 +337,24 @@ def _lrn_error(layer: LRN, x: Bounded, y: np.ndarray, arithmetic: Arithmetic) ->
     return error
 
 
-def _lrn_backward_error(layer: LRN, dy: np.ndarray, x: np.ndarray, arithmetic: Arithmetic) -> np.ndarray:
+def _lrn_backward_error(
+    layer: LRN, dy: Bounded, x: np.ndarray, moved: np.ndarray, arithmetic: Arithmetic
+) -> np.ndarray:
+    """dx = dy p - 2 alpha beta x S(dy x p / s), p = s^-beta, S the sum over channels, term by term."""
     scale = _lrn_scale(layer, x)
     power = scale**-layer.beta
-    relative = _lrn_relative(layer, scale, arithmetic) + arithmetic.floor
-    shared = np.abs(dy * x) * power / scale * (relative + arithmetic.sum_of(layer.size))
-    total = np.abs(dy) * power * relative
-    summed = np.abs(dy * x) * power / scale
-    factor = 2 * layer.alpha * layer.beta * np.abs(x)
-    return total + factor * (
-        _channel_sum(shared, layer.size) + arithmetic.sum_of(layer.size) * _channel_sum(summed, layer.size)
+    size, incoming = np.abs(dy.value), np.zeros_like(x) + dy.error
+    relative_scale = 2 * layer.alpha * _channel_sum(np.abs(x) * moved, layer.size) / scale
+    relative = _lrn_relative(layer, scale, arithmetic) + arithmetic.floor + layer.beta * relative_scale
+    inner = size * np.abs(x) * power / scale
+    inner_error = (
+        inner * (relative + relative_scale + arithmetic.sum_of(layer.size))
+        + (incoming * np.abs(x) + size * moved) * power / scale
     )
+    factor = 2 * layer.alpha * layer.beta
+    summed = _channel_sum(inner, layer.size)
+    shared = np.abs(x) * (_channel_sum(inner_error, layer.size) + arithmetic.sum_of(layer.size) * summed)
+    return (size * relative + incoming) * power + factor * (shared + moved * summed)
 
 
 def tied(layer: Layer, x: np.ndarray) -> np.ndarray:
