@@ -29,6 +29,9 @@ STEP_COLUMNS: dict[str, str] = {
     "samples": "int32",
 }
 
+#: Steps that count for the present speed.
+_RECENT_STEPS = 50
+
 Columns = dict[str, NDArray[Any]]
 
 
@@ -85,14 +88,19 @@ class RunRecord:
             for name, kind in STEP_COLUMNS.items()
         }
 
-    def samples_per_second(self, recent: int = 50) -> float | None:
-        """Samples per second over the newest steps."""
-        if not self._blocks:
-            return None
-        parts = self._blocks[-recent:]
-        samples = np.concatenate([block["samples"] for block in parts])[-recent:].sum(dtype=np.float64)
-        seconds = np.concatenate([block["step_seconds"] for block in parts])[-recent:].sum(dtype=np.float64)
-        return float(samples / seconds) if seconds > 0 else None
+    def samples_per_second(self) -> float | None:
+        """Samples per second over the newest steps; None before the first."""
+        samples, seconds = self._recent("samples"), self._recent("step_seconds")
+        return float(samples.sum() / seconds.sum()) if seconds.sum() > 0 else None
+
+    def seconds_per_step(self) -> float | None:
+        """Mean duration of the newest steps; None before the first."""
+        seconds = self._recent("step_seconds")
+        return float(seconds.mean()) if seconds.size else None
+
+    def _recent(self, name: str) -> NDArray[np.float64]:
+        parts = [block[name] for block in self._blocks[-_RECENT_STEPS:]]
+        return np.concatenate(parts or [np.empty(0)])[-_RECENT_STEPS:].astype(np.float64)
 
     def describe(self, record: coordinator_pb2.JobRun) -> None:
         """Takes over what the coordinator says about the run."""

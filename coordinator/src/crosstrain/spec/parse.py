@@ -40,7 +40,11 @@ def parse_document(text: str) -> JobSpec:
     Raises:
         SpecError: with one violation per wrong value.
     """
-    document = read_document(text)
+    return validate(read_document(text))
+
+
+def validate(document: Document) -> JobSpec:
+    """Checks values that were read already; raises as :func:`parse_document` does."""
     try:
         return JobSpec(document.lines, **_text_keys(document))
     except ValidationError as error:

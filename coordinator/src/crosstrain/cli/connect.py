@@ -1,0 +1,165 @@
+"""Finds a running coordinator, or starts what a command needs in this process."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from crosstrain_protos.v1 import coordinator_pb2
+from crosstrain_service.errors import CrosstrainError
+
+from crosstrain.client import Client
+from crosstrain.launch.catalogue import Catalogue, CatalogueError, load_catalogue
+from crosstrain.launch.state import InUse, StateFolder, running, state_folder
+from crosstrain.launch.supervise import DEFAULT_ADDRESS, ServiceStatus, StartError, Supervisor
+
+from .exits import CommandError
+from .failures import quiet_libraries
+from .output import Output
+
+#: Seconds to wait until services that are ready have registered.
+REGISTER_SECONDS = 60.0
+_NO_COORDINATOR = "no coordinator answers at {address}"
+_REMEDY = "start one with 'crosstrain up', or name one with --coordinator"
+
+
+def find_address(given: str, state_dir: Path | None) -> str:
+    """The address given, else that of 'crosstrain up' in the state folder, else the usual one."""
+    if given:
+        return given
+    found = running(state_folder(state_dir))
+    return found.address if found and found.address else DEFAULT_ADDRESS
+
+
+def answers(address: str) -> bool:
+    """Whether a coordinator answers there within a few seconds."""
+    quiet_libraries()
+    with Client(address, timeout=3.0) as client:
+        try:
+            client.list_engines()
+        except CrosstrainError as error:
+            return error.reason != "SERVICE_UNREACHABLE"
+    return True
+
+
+@contextmanager
+def connected(given: str, state_dir: Path | None) -> Iterator[Client]:
+    """A client of a running coordinator; raises CommandError if there is none."""
+    address = find_address(given, state_dir)
+    if not answers(address):
+        raise CommandError(_NO_COORDINATOR.format(address=address), remedy=_REMEDY)
+    with Client(address) as client:
+        yield client
+
+
+@contextmanager
+def connected_or_started(
+    output: Output, given: str, state_dir: Path | None, engines: Sequence[str]
+) -> Iterator[tuple[Client, Supervisor | None]]:
+    """A client of a running coordinator, or of one that is started here with the services of ``engines``.
+
+    What was started here is stopped at the end. A coordinator that was named and does not
+    answer is an error.
+    """
+    address = find_address(given, state_dir)
+    if answers(address):
+        with Client(address) as client:
+            yield client, None
+        return
+    if given:
+        raise CommandError(_NO_COORDINATOR.format(address=given), remedy=_REMEDY)
+    catalogue = load_catalogue()
+    names = services_of(catalogue, engines)
+    try:
+        folder = StateFolder(state_folder(state_dir))
+    except InUse:
+        address = _wait_for_up(state_folder(state_dir), output)
+        with Client(address) as client:
+            yield client, None
+        return
+    supervisor = Supervisor(folder, catalogue, names, "127.0.0.1:0", say=output.note)
+    try:
+        supervisor.start()
+        with Client(supervisor.address) as client:
+            _wait_registered(client, supervisor.services)
+            yield client, supervisor
+    finally:
+        supervisor.stop()
+        folder.release()
+
+
+def services_of(catalogue: Catalogue, engines: Sequence[str]) -> set[str]:
+    """Names of the services that host some engines; raises CommandError for an unknown engine."""
+    try:
+        return {catalogue.service_for(engine).name for engine in engines}
+    except CatalogueError as error:
+        raise CommandError(str(error)) from None
+
+
+def available(
+    client: Client, supervisor: Supervisor | None, engines: Sequence[str]
+) -> tuple[list[str], dict[str, str]]:
+    """Engines that can run now, and why each of the others cannot."""
+    registered = client.list_engines()
+    reasons: dict[str, str] = {}
+    for engine in engines:
+        offers = [item for item in registered if offers_engine(item, engine)]
+        if any(not item.description.unavailable_reason and item.healthy for item in offers):
+            continue
+        if offers:
+            reasons[engine] = offers[0].description.unavailable_reason or "its service does not answer"
+        else:
+            reasons[engine] = _reason(supervisor, engine)
+    return [engine for engine in engines if engine not in reasons], reasons
+
+
+def offers_engine(item: coordinator_pb2.RegisteredEngine, engine: str) -> bool:
+    """Whether a registered engine is one that ``name`` or ``name@version`` may mean."""
+    name, _, version = engine.partition("@")
+    own = item.description.version
+    # A version may be cut after any of its parts: 2.13 and 2.13.0 both mean 2.13.0+cpu.
+    begins = own.startswith(version) and not own[len(version) : len(version) + 1].isalnum()
+    return item.description.name == name and (not version or begins)
+
+
+def _reason(supervisor: Supervisor | None, engine: str) -> str:
+    if supervisor is not None:
+        try:
+            name = load_catalogue().service_for(engine).name
+        except CatalogueError as error:
+            return str(error)
+        for status in supervisor.services:
+            if status.service.name == name and status.reason:
+                return f"{status.reason}. To fix it: {status.remedy}"
+    return "no registered service offers it"
+
+
+def _wait_registered(client: Client, services: Sequence[ServiceStatus]) -> None:
+    """Waits until every service that is ready has registered."""
+    deadline = time.monotonic() + REGISTER_SECONDS
+    while time.monotonic() < deadline:
+        wanted = {status.service.name for status in services if status.state == "ready"}
+        try:
+            if wanted <= {item.service for item in client.list_engines()}:
+                return
+        except CrosstrainError as error:
+            if error.reason != "SERVICE_UNREACHABLE":
+                raise
+        time.sleep(0.2)
+
+
+def _wait_for_up(path: Path, output: Output, seconds: float = 600.0) -> str:
+    """Waits for another process's 'crosstrain up' to be ready, and returns its address."""
+    output.note("another crosstrain up is starting here; waiting for it")
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        found = running(path)
+        if found is None:
+            raise StartError("the other crosstrain up ended; run the command again")
+        if found.ready and found.address:
+            return found.address
+        time.sleep(0.5)
+    raise InUse(os.getpid())

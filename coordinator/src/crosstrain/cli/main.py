@@ -1,0 +1,317 @@
+"""Commands with their help, and how errors become messages and exit codes."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from . import exits, options
+from .output import Output
+
+_EXITS = """Exit codes: 0 ok; 3 something could not run (an engine failed or was refused, the document or data
+cannot be used, no coordinator); 64 wrong usage; 130 interrupted; 1 (mismatch) and 2 (inconclusive) are
+reserved for the verdict."""
+
+app = typer.Typer(
+    name="crosstrain",
+    help="Trains one network, from one job file, in many frameworks, and compares what they computed.\n\n"
+    "Start with 'crosstrain doctor' (what can run here), 'crosstrain demo' (a first comparison), then write "
+    "a job file and 'crosstrain run' it.",
+    epilog=_EXITS,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+data_app = typer.Typer(
+    help="Look at data before training on it: check, import, and what every engine sees of it.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+app.add_typer(data_app, name="data")
+
+
+@app.command()
+def up(
+    service: options.Services = None,
+    listen: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="Where the coordinator listens. Default: 127.0.0.1:7440.")
+    ] = "",
+    data_dir: Annotated[
+        Path | None, typer.Option(help="Folder whose files jobs may name by path. Default: none.")
+    ] = None,
+    background: Annotated[
+        bool, typer.Option("--background", help="Return once everything is ready.")
+    ] = False,
+    state_dir: options.StateDir = None,
+    json: options.Json = False,
+) -> None:
+    """Start the coordinator and all services of this machine, without containers.
+
+    The first time builds one environment per service, which takes minutes. Ctrl-C stops everything.
+
+    Examples: 'crosstrain up', 'crosstrain up --background --service torch --service reference'.
+    """
+    from . import local
+
+    local.up(Output(json), service, listen, data_dir, background, state_dir)
+
+
+@app.command()
+def down(state_dir: options.StateDir = None, json: options.Json = False) -> None:
+    """Stop what 'crosstrain up' started, runs at work included; they go on at the next start."""
+    from . import local
+
+    local.down(Output(json), state_dir)
+
+
+@app.command()
+def run(
+    job: options.JobFile,
+    results: options.Results = None,
+    job_id: options.ChosenId = "",
+    skip_unavailable: options.SkipUnavailable = False,
+    remote_data: options.RemoteData = False,
+    coordinator: options.Coordinator = "",
+    state_dir: options.StateDir = None,
+    json: options.Json = False,
+) -> None:
+    """Run a job to its end, write its results and print the comparison.
+
+    Without a running coordinator, what the job needs is started here and stopped at the end. Ctrl-C
+    cancels the job.
+
+    Examples: 'crosstrain run examples/mnist-cnn2.yaml', 'crosstrain run job.yaml --results out --json'.
+    """
+    from . import running
+
+    output = Output(json)
+    code = running.run(output, job, results, job_id, skip_unavailable, remote_data, coordinator, state_dir)
+    raise typer.Exit(code)
+
+
+@app.command()
+def submit(
+    job: options.JobFile,
+    job_id: options.ChosenId = "",
+    skip_unavailable: options.SkipUnavailable = False,
+    remote_data: options.RemoteData = False,
+    coordinator: options.Coordinator = "",
+    state_dir: options.StateDir = None,
+    json: options.Json = False,
+) -> None:
+    """Create a job and return at once; 'crosstrain watch' follows it.
+
+    Example: 'crosstrain submit job.yaml --job-id nightly-42 && crosstrain watch nightly-42'.
+    """
+    from . import running
+
+    running.submit(Output(json), job, job_id, skip_unavailable, remote_data, coordinator, state_dir)
+
+
+@app.command()
+def watch(
+    job: options.JobId,
+    coordinator: options.Coordinator = "",
+    state_dir: options.StateDir = None,
+    json: options.Json = False,
+) -> None:
+    """Follow a job to its end; Ctrl-C stops watching and leaves the job alone.
+
+    With --json one line per event: 'crosstrain watch nightly-42 --json | jq .event'.
+    """
+    from . import running
+
+    raise typer.Exit(running.watch(Output(json), job, coordinator, state_dir))
+
+
+@app.command()
+def jobs(
+    coordinator: options.Coordinator = "",
+    state_dir: options.StateDir = None,
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="At most so many.")] = 20,
+    json: options.Json = False,
+) -> None:
+    """List jobs, newest first."""
+    from . import queries
+
+    queries.jobs(Output(json), coordinator, state_dir, limit)
+
+
+@app.command()
+def show(
+    job: options.JobId,
+    coordinator: options.Coordinator = "",
+    state_dir: options.StateDir = None,
+    json: options.Json = False,
+) -> None:
+    """Show a job with its runs, errors and document."""
+    from . import queries
+
+    queries.show(Output(json), job, coordinator, state_dir)
+
+
+@app.command()
+def cancel(
+    job: options.JobId,
+    coordinator: options.Coordinator = "",
+    state_dir: options.StateDir = None,
+    json: options.Json = False,
+) -> None:
+    """Cancel a job with all its runs."""
+    from . import queries
+
+    queries.cancel(Output(json), job, coordinator, state_dir)
+
+
+@app.command()
+def engines(
+    features: Annotated[bool, typer.Option("--features", help="List what each engine can do.")] = False,
+    coordinator: options.Coordinator = "",
+    state_dir: options.StateDir = None,
+    json: options.Json = False,
+) -> None:
+    """List the engines of a running coordinator, and what each can do."""
+    from . import queries
+
+    queries.engines(Output(json), features, coordinator, state_dir)
+
+
+@app.command()
+def evaluate(
+    job: options.JobFile,
+    weights: Annotated[
+        list[str],
+        typer.Option(
+            "--weights", help="A safetensors file or the digest of stored weights; may be repeated."
+        ),
+    ],
+    results: options.Results = None,
+    skip_unavailable: options.SkipUnavailable = False,
+    coordinator: options.Coordinator = "",
+    state_dir: options.StateDir = None,
+    json: options.Json = False,
+) -> None:
+    """Evaluate saved weights in every engine of a job file, on its test data.
+
+    Example: 'crosstrain evaluate job.yaml --weights final.safetensors'.
+    """
+    from . import running
+
+    output = Output(json)
+    code = running.evaluate(output, job, weights, results, skip_unavailable, coordinator, state_dir)
+    raise typer.Exit(code)
+
+
+@app.command("export-results")
+def export_results(
+    job: options.JobId,
+    to: Annotated[Path | None, typer.Argument(metavar="[FOLDER]", help="Where to write.")] = None,
+    coordinator: options.Coordinator = "",
+    state_dir: options.StateDir = None,
+    json: options.Json = False,
+) -> None:
+    """Write the results of a job that has ended; see docs/results.md.
+
+    Example: 'crosstrain export-results nightly-42 out/'.
+    """
+    from . import running
+
+    raise typer.Exit(running.export(Output(json), job, to, coordinator, state_dir))
+
+
+@app.command()
+def doctor(state_dir: options.StateDir = None, json: options.Json = False) -> None:
+    """Say what can run on this machine, what is missing, and the command that helps. Changes nothing."""
+    from . import doctoring
+
+    raise typer.Exit(doctoring.doctor(Output(json), state_dir))
+
+
+@app.command()
+def demo(
+    folder: Annotated[Path, typer.Argument(metavar="[FOLDER]", help="Where results are written.")] = Path(
+        "demo-results"
+    ),
+    state_dir: options.StateDir = None,
+    json: options.Json = False,
+) -> None:
+    """Train cnn2 on 4,000 handwritten digits in every engine that can run here, and compare.
+
+    The same as 'crosstrain run examples/mnist-cnn2.yaml' with the digits made first.
+    """
+    from . import running
+
+    raise typer.Exit(running.demo(Output(json), folder, state_dir))
+
+
+@data_app.command("check")
+def data_check(job: options.JobFile, json: options.Json = False) -> None:
+    """Import the data of a job file and say everything that is wrong or remarkable about it.
+
+    Example: 'crosstrain data check job.yaml'. Exit code 3 if a job with this data would be refused.
+    """
+    from . import data_commands
+
+    raise typer.Exit(data_commands.check(Output(json), job))
+
+
+@data_app.command("import")
+def data_import(
+    source: Annotated[Path, typer.Argument(help="CSV, npz, IDX file, or folder of images.")],
+    format: Annotated[str, typer.Option(help="csv, npz, idx or images. Default: found out.")] = "",
+    shape: Annotated[str, typer.Option(help="Shape of one sample, for example 1,28,28.")] = "",
+    labels: Annotated[str, typer.Option(help="index, map or onehot.")] = "index",
+    json: options.Json = False,
+) -> None:
+    """Decode one source into the cache and print what it holds, with its digests."""
+    from . import data_commands
+
+    data_commands.import_source(Output(json), source, format, shape, labels)
+
+
+@data_app.command("consistency")
+def data_consistency(
+    job: options.JobFile,
+    samples: Annotated[int, typer.Option(min=1, max=1000, help="How many samples to compare.")] = 100,
+    address: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--address", metavar="SERVICE=HOST:PORT", help="A service that 'up' did not start here."
+        ),
+    ] = None,
+    state_dir: options.StateDir = None,
+    json: options.Json = False,
+) -> None:
+    """Show that every engine sees bit-identical input: digests of the first samples as float32.
+
+    Asks each engine of the job file to record its first training batch in file order.
+    """
+    from . import data_commands
+
+    output = Output(json)
+    raise typer.Exit(data_commands.consistency(output, job, samples, address or [], state_dir))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs a command; returns its exit code, for errors too."""
+    Output.current = None
+    try:
+        code = app(args=None if arguments is None else list(arguments), standalone_mode=False)
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        return exits.INTERRUPTED
+    except BrokenPipeError:
+        # The reader of a pipe (head, less) has enough; keep the interpreter from saying so at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return exits.OK
+    except Exception as error:
+        from . import failures
+
+        return failures.report(error)
+    return code if isinstance(code, int) else exits.OK

@@ -1,0 +1,182 @@
+"""Progress of a job on stderr: a live table on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from types import TracebackType
+from typing import TYPE_CHECKING, Protocol
+
+from crosstrain_protos.v1 import coordinator_pb2, run_pb2
+
+from crosstrain.results.names import error_reason, run_state
+from crosstrain.results.records import JobRecord, RunRecord
+
+from .output import console, printable
+
+if TYPE_CHECKING:
+    from rich.live import Live
+    from rich.table import Table
+
+_LINE_SECONDS = 10.0
+_DRAW_SECONDS = 0.25
+_ENDED = (run_pb2.RUN_STATE_SUCCEEDED, run_pb2.RUN_STATE_FAILED, run_pb2.RUN_STATE_CANCELLED)
+
+
+class Progress(Protocol):
+    """Shows a job while it is watched."""
+
+    def __enter__(self) -> Progress: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+    def update(self, record: JobRecord, event: coordinator_pb2.JobEvent) -> None:
+        """Takes the newest event, which the record has seen already."""
+
+
+def progress(total_steps: int, quiet: bool = False) -> Progress:
+    """What fits stderr. ``total_steps`` of a training run; 0 where it is not known."""
+    if quiet:
+        return Silent()
+    return LiveTable(total_steps) if sys.stderr.isatty() else PlainLines(total_steps)
+
+
+class Silent:
+    """Shows nothing."""
+
+    def __enter__(self) -> Silent:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        return None
+
+    def update(self, record: JobRecord, event: coordinator_pb2.JobEvent) -> None:
+        """Ignores the event."""
+
+
+class PlainLines(Silent):
+    """One line per change of state and per epoch, and one now and then between."""
+
+    def __init__(self, total_steps: int) -> None:
+        self._total = total_steps
+        self._shown: dict[str, tuple[int, float]] = {}
+
+    def __enter__(self) -> PlainLines:
+        return self
+
+    def update(self, record: JobRecord, event: coordinator_pb2.JobEvent) -> None:
+        """Prints a line if the event is worth one."""
+        if event.WhichOneof("event") != "run_event":
+            return
+        inner = event.run_event
+        run = record.runs[inner.run_id]
+        state, shown = self._shown.get(run.run_id, (-1, 0.0))
+        now = time.monotonic()
+        kind = inner.WhichOneof("event")
+        epoch = kind == "epoch_ended"
+        if run.state != state or epoch or (kind == "steps" and now - shown > _LINE_SECONDS):
+            self._shown[run.run_id] = (run.state, now)
+            print(printable(f"{title(run)}: {describe(run, self._total)}"), file=sys.stderr, flush=True)
+
+
+class LiveTable(Silent):
+    """A table that is drawn again a few times a second."""
+
+    def __init__(self, total_steps: int) -> None:
+        from rich.live import Live
+
+        self._total = total_steps
+        self._live: Live = Live(console=console(stderr=True), auto_refresh=False, transient=True)
+        self._drawn = 0.0
+        self._record: JobRecord | None = None
+
+    def __enter__(self) -> LiveTable:
+        self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._record is not None:
+            self._live.update(self._table(self._record), refresh=True)
+        self._live.stop()
+
+    def update(self, record: JobRecord, event: coordinator_pb2.JobEvent) -> None:
+        """Draws the table, unless it was drawn a moment ago."""
+        self._record = record
+        now = time.monotonic()
+        if now - self._drawn >= _DRAW_SECONDS:
+            self._drawn = now
+            self._live.update(self._table(record), refresh=True)
+
+    def _table(self, record: JobRecord) -> Table:
+        from rich import box
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table(title=f"job {record.job.job_id}", title_justify="left", box=box.SIMPLE_HEAD)
+        for name in ("run", "state", "steps", "loss", "samples/s", "remaining"):
+            table.add_column(name, justify="left" if name in ("run", "state") else "right")
+        for run in record.runs.values():
+            table.add_row(*(Text(printable(cell)) for cell in cells(run, self._total)))
+        return table
+
+
+def title(run: RunRecord) -> str:
+    """For example ``torch@2.13.0 #0``."""
+    part = f"#{run.repeat}" if run.kind == run_pb2.RUN_KIND_TRAIN else "evaluate"
+    return f"{run.label} {part}"
+
+
+def cells(run: RunRecord, total: int) -> tuple[str, str, str, str, str, str]:
+    """Name, state, steps, loss, samples per second and remaining time of a run."""
+    if run.kind != run_pb2.RUN_KIND_TRAIN:
+        return title(run), run_state(run.state), f"{len(run.evaluations)} weights", "", "", ""
+    done = run.last_step + 1
+    steps = f"{done}/{total}" if total else str(done)
+    loss = "" if run.last_loss is None else f"{run.last_loss:.4f}"
+    speed = run.samples_per_second()
+    left = remaining(run, total)
+    return (
+        title(run),
+        run_state(run.state),
+        steps,
+        loss,
+        "" if speed is None else f"{speed:.0f}",
+        "" if left is None else duration(left),
+    )
+
+
+def describe(run: RunRecord, total: int) -> str:
+    """State, steps, loss, speed and remaining time in one line."""
+    _, state, steps, loss, speed, left = cells(run, total)
+    if run.state == run_pb2.RUN_STATE_FAILED and run.error is not None:
+        return f"failed: {error_reason(run.error.reason)}: {run.error.message}"
+    parts = [state]
+    if run.kind == run_pb2.RUN_KIND_TRAIN and run.last_step >= 0:
+        parts += [f"step {steps}", f"loss {loss}", f"{speed} samples/s"]
+        if run.epochs and run.epochs[-1].HasField("test_accuracy"):
+            parts.append(f"test accuracy {100.0 * run.epochs[-1].test_accuracy:.2f} %")
+    if left and run.state == run_pb2.RUN_STATE_RUNNING:
+        parts.append(f"{left} left")
+    return ", ".join(parts)
+
+
+def remaining(run: RunRecord, total: int) -> float | None:
+    """Seconds of steps that are left, by the speed of the newest steps; None where it is not known."""
+    speed = run.seconds_per_step()
+    if not total or speed is None or run.state in _ENDED:
+        return None
+    return max(0.0, (total - run.last_step - 1) * speed)
+
+
+def duration(seconds: float) -> str:
+    """For example ``1:05`` or ``2:10:00``."""
+    whole = round(seconds)
+    minutes, rest = divmod(whole, 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

@@ -1,0 +1,165 @@
+"""Commands that ask a running coordinator."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+from crosstrain_protos.v1 import coordinator_pb2, service_pb2
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from crosstrain.results.names import error_reason, job_state, run_kind, run_state
+from crosstrain.results.tables import moment
+
+from .connect import connected
+from .output import Output
+
+_SUPPORT = {
+    service_pb2.SUPPORT_EXACT: "exact",
+    service_pb2.SUPPORT_EMULATED: "emulated",
+    service_pb2.SUPPORT_UNSUPPORTED: "unsupported",
+}
+
+
+def jobs(output: Output, coordinator: str, state_dir: Path | None, limit: int) -> None:
+    """Lists jobs, newest first."""
+    with connected(coordinator, state_dir) as client:
+        found = list(itertools.islice(client.list_jobs(), limit))
+    output.document([job_json(job) for job in found])
+    rows = [
+        (job.job_id, job.name, job_state(job.state), _time(job.create_time), _time(job.end_time))
+        for job in found
+    ]
+    output.table("", ("job", "name", "state", "created", "ended"), rows)
+
+
+def show(output: Output, job_id: str, coordinator: str, state_dir: Path | None) -> None:
+    """Shows one job."""
+    with connected(coordinator, state_dir) as client:
+        job = client.get_job(job_id)
+    output.document({**job_json(job), "document": job.document})
+    output.text(f"job {job.job_id} ({job.name}): {job_state(job.state)}, created {_time(job.create_time)}")
+    if job.HasField("error"):
+        output.text(f"{error_reason(job.error.reason)}: {job.error.message}")
+    rows = [
+        (
+            record.run.run_id,
+            run_kind(record.run.kind),
+            f"{record.run.engine}@{record.run.engine_version}",
+            record.repeat,
+            run_state(record.run.state),
+            record.run.error.message if record.run.HasField("error") else "",
+        )
+        for record in job.runs
+    ]
+    output.table("", ("run", "kind", "engine", "repeat", "state", "error"), rows, "lllrll")
+    output.text()
+    output.text(job.document)
+
+
+def cancel(output: Output, job_id: str, coordinator: str, state_dir: Path | None) -> None:
+    """Cancels one job."""
+    with connected(coordinator, state_dir) as client:
+        job = client.cancel_job(job_id)
+    output.document(job_json(job))
+    output.text(f"job {job.job_id}: {job_state(job.state)}")
+
+
+def engines(output: Output, features: bool, coordinator: str, state_dir: Path | None) -> None:
+    """Lists engines, or with ``features`` what each can do."""
+    with connected(coordinator, state_dir) as client:
+        found = client.list_engines()
+    found.sort(key=lambda item: (item.description.name, item.description.version, item.service))
+    output.document([engine_json(item) for item in found])
+    rows = [
+        (
+            f"{item.description.name}@{item.description.version}",
+            item.service,
+            _state(item),
+            item.preferred,
+            item.active_runs,
+            ", ".join(device.name for device in item.devices),
+            item.description.unavailable_reason,
+        )
+        for item in found
+    ]
+    header = ("engine", "service", "state", "preferred", "runs", "devices", "reason")
+    output.table("", header, rows, "llllrll")
+    if features:
+        for item in found:
+            output.text()
+            lines = [
+                (feature.name, _SUPPORT.get(feature.support, "unsupported"), feature.note)
+                for feature in sorted(item.description.features, key=lambda feature: feature.name)
+            ]
+            title = f"{item.description.name}@{item.description.version}"
+            output.table(title, ("feature", "support", "note"), lines)
+
+
+def job_json(job: coordinator_pb2.Job) -> dict[str, Any]:
+    """A job with its runs as JSON values, without its document."""
+    return {
+        "job_id": job.job_id,
+        "name": job.name,
+        "state": job_state(job.state),
+        "created": _time(job.create_time),
+        "ended": _time(job.end_time) or None,
+        "error": None
+        if not job.HasField("error")
+        else {
+            "reason": error_reason(job.error.reason),
+            "message": job.error.message,
+            "field": job.error.field,
+        },
+        "runs": [
+            {
+                "run_id": record.run.run_id,
+                "kind": run_kind(record.run.kind),
+                "engine": record.run.engine,
+                "version": record.run.engine_version,
+                "repeat": record.repeat,
+                "state": run_state(record.run.state),
+                "error": record.run.error.message if record.run.HasField("error") else None,
+            }
+            for record in job.runs
+        ],
+    }
+
+
+def engine_json(item: coordinator_pb2.RegisteredEngine) -> dict[str, Any]:
+    """An engine as JSON values."""
+    description = item.description
+    return {
+        "engine": description.name,
+        "version": description.version,
+        "service": item.service,
+        "state": _state(item),
+        "preferred": item.preferred,
+        "active_runs": item.active_runs,
+        "unavailable_reason": description.unavailable_reason,
+        "devices": [
+            {
+                "name": device.name,
+                "model": device.model,
+                "memory_bytes": device.memory_bytes,
+                "driver": device.driver,
+            }
+            for device in item.devices
+        ],
+        "libraries": dict(description.libraries),
+        "features": {
+            feature.name: {"support": _SUPPORT.get(feature.support, "unsupported"), "note": feature.note}
+            for feature in description.features
+        },
+    }
+
+
+def _state(item: coordinator_pb2.RegisteredEngine) -> str:
+    if item.description.unavailable_reason:
+        return "unavailable"
+    return "ready" if item.healthy else "no answer"
+
+
+def _time(value: Timestamp) -> str:
+    return moment(value.seconds, value.nanos) if value.seconds else ""
