@@ -42,3 +42,10 @@ def test_every_reason_named_in_the_source_is_in_the_catalogue():
 def test_unknown_reason_is_a_defect():
     with pytest.raises(ValueError):
         errors.CrosstrainError("NO_SUCH_REASON", "text")
+
+
+def test_every_reason_is_documented_with_its_status():
+    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
+    with open(os.path.join(root, "docs", "errors.md")) as file:
+        rows = dict(re.findall(r"^\| `([A-Z_]+)` \| `([A-Z_]+)`", file.read(), re.MULTILINE))
+    assert rows == errors.CODES

@@ -1,0 +1,26 @@
+"""Prints the Debian packages that services need or tests use, one a line, from the catalogue."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "coordinator" / "src"))
+
+from crosstrain.launch.catalogue import load_catalogue  # noqa: E402
+
+#: The job store is tested against a real server.
+TESTS = ("postgresql",)
+
+
+def main() -> int:
+    """Prints the names."""
+    catalogue = load_catalogue(ROOT / "services" / "services.toml")
+    names = {package.name for service in catalogue.services for package in service.system}
+    print("\n".join(sorted(names | set(TESTS))))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
