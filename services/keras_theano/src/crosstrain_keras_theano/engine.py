@@ -1,0 +1,239 @@
+"""What both engines share: everything but building the network and running the training loop.
+
+Functions other than the training step are compiled when first used, from the same variables and with Theano's own
+differentiation.
+"""
+
+import logging
+from collections import OrderedDict
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+
+import numpy as np
+from crosstrain_service.capabilities import FEATURES, declare
+from crosstrain_service.engine import Arrays, Batch, Engine, Intermediates
+from crosstrain_service.errors import CrosstrainError
+from crosstrain_service.model import Dropout, Model
+from crosstrain_service.training import Execution, Training
+
+from . import compiledir, device
+from .device import explained, theano
+from .model import Network, Stored
+
+_LOG = logging.getLogger(__name__)
+
+_ELSEWHERE = "belongs to another framework"
+_UNSUPPORTED = {
+    "compiler.xla": _ELSEWHERE,
+    "compiler.torch.compile": _ELSEWHERE,
+    "execution.inter_threads": "Theano executes one operation at a time",
+    "execution.tf32": "Theano's interface to cuDNN has no switch for TF32",
+    "parallel.data": "this engine trains on one device",
+    "parallel.tensor": "this engine trains on one device",
+    "parallel.pipeline": "this engine trains on one device",
+}
+_EMULATED = {
+    "layer.convolution1d": "a two-dimensional convolution of unit width",
+    "layer.pool1d": "a two-dimensional pooling of unit width",
+    "layer.pool.max": "Theano's gradient at ties replaced; native semantics keep it",
+    "layer.pool.average.include_pad": "sum pooling over a constant divisor",
+    "layer.pool.average.exclude_pad": "sum pooling over a constant divisor",
+    "layer.pool.padding": "explicit padding before the pooling",
+    "layer.pool.asymmetric_padding": "explicit padding before the pooling",
+    "layer.pool.ceil": "explicit padding before the pooling",
+    "layer.relu": "Theano's gradient at 0 replaced; native semantics keep it",
+    "layer.dropout": "the mask is multiplied in; native semantics draw their own",
+    "decay.l2": "added to the gradient; native semantics use the framework's penalty",
+    "decay.decoupled": "the weights are multiplied before the step",
+    "clip.global_norm": "the factor c / max(norm, c); native semantics use the framework's function",
+}
+
+
+def features(emulated):
+    # type: (Mapping[str, str]) -> Dict[str, Any]
+    """The feature table of an engine, given the notes in which it differs from the other."""
+    unsupported = dict(_UNSUPPORTED)
+    obstacle = device.cuda_obstacle()
+    if obstacle:
+        unsupported["device.cuda"] = unsupported["execution.gpu_memory_growth"] = obstacle
+    notes = dict(_EMULATED, **emulated)
+    exact = [name for name in FEATURES if name not in notes and name not in unsupported]
+    return declare(exact, notes, unsupported)
+
+
+class TheanoEngine(Engine):
+    """A network as Theano variables; subclasses build it and train.
+
+    A subclass calls ``super().__init__``, then sets ``_network``, ``_optimizer_state`` (canonical names) and
+    ``_optimizer_extras`` (further shared variables that a resumed training needs, by any name).
+    """
+
+    def __init__(self, model, training, execution):
+        # type: (Model, Training, Execution) -> None
+        device.check(execution)
+        self._model = model
+        self._training = training
+        self._execution = execution
+        self._dtype = device.use_precision(execution)
+        self._network = Network()
+        self._optimizer_state = OrderedDict()  # type: Dict[str, Stored]
+        self._optimizer_extras = OrderedDict()  # type: Dict[str, Any]
+        self._functions = {}  # type: Dict[str, Any]
+
+    def _activate(self):
+        # type: () -> None
+        """Makes the process compute in this engine's type, should it hold several engines."""
+        device.use_precision(self._execution)
+
+    def _compiled(self, purpose, inputs, outputs, phase=0):
+        # type: (str, Sequence[Any], Sequence[Any], int) -> Any
+        """A function of the network that changes nothing, compiled at its first use."""
+        if purpose not in self._functions:
+            given = {}
+            if self._network.phase is not None:
+                given[self._network.phase] = np.uint8(phase)
+            with explained("compiling the %s" % purpose):
+                self._functions[purpose] = theano.function(
+                    list(inputs), list(outputs), givens=given, no_default_updates=True, on_unused_input="ignore",
+                    name=purpose.replace(" ", "_"))
+            self._publish()
+        return self._functions[purpose]
+
+    def _publish(self):
+        # type: () -> None
+        compiledir.publish(theano.config.compiledir)
+
+    def _mask_inputs(self, batch):
+        # type: (Batch) -> List[np.ndarray]
+        """The masks in the order of the network's inputs; native semantics have none."""
+        found = []
+        for name in self._network.masks:
+            if name not in batch.masks:
+                raise CrosstrainError("ENGINE_FAILED", "the batch of step %d has no mask for layer %r"
+                                      % (batch.step, name))
+            found.append(np.asarray(batch.masks[name], dtype=self._dtype))
+        return found
+
+    def predict(self, x):
+        # type: (np.ndarray) -> np.ndarray
+        self._activate()
+        function = self._compiled("prediction", [self._network.x], [self._network.logits])
+        with explained("predicting"):
+            return np.asarray(function(np.asarray(x, dtype=self._dtype))[0])
+
+    def intermediates(self, batch):
+        # type: (Batch) -> Intermediates
+        self._activate()
+        network = self._network
+        outputs = [variable for variable, _ in network.outputs.values()]
+        parameters = [stored.variable for stored in network.parameters.values()]
+        inputs = [network.x, network.labels] + list(network.masks.values())
+        if "recording" not in self._functions:
+            # The loss is a mean over all samples, so nothing between it and the input is disconnected.
+            found = theano.grad(network.loss, outputs + parameters)
+            self._compiled("recording", inputs, [network.loss] + outputs + found, phase=1)
+        with explained("recording step %d" % batch.step):
+            values = self._functions["recording"](
+                np.asarray(batch.x, dtype=self._dtype), self._labels(batch), *self._mask_inputs(batch))
+        count = len(outputs)
+        result = Intermediates(float(values[0]), OrderedDict(), OrderedDict(), OrderedDict())
+        for position, (name, (_, layout)) in enumerate(network.outputs.items(), 1):
+            result.outputs[name] = _canonical(layout, values[position])
+            result.output_gradients[name] = _canonical(layout, values[position + count])
+        for position, (name, stored) in enumerate(network.parameters.items(), 1 + 2 * count):
+            result.gradients[name] = _canonical(stored.layout, values[position])
+        return result
+
+    def _labels(self, batch):
+        # type: (Batch) -> np.ndarray
+        """The labels in the form of the network's label input."""
+        return batch.labels
+
+    def parameters(self):
+        # type: () -> Arrays
+        return OrderedDict((name, stored.value()) for name, stored in self._network.parameters.items())
+
+    def load_parameters(self, parameters):
+        # type: (Mapping[str, np.ndarray]) -> None
+        for name, stored in self._network.parameters.items():
+            stored.set(parameters[name])
+
+    def optimizer_state(self):
+        # type: () -> Arrays
+        return OrderedDict((name, stored.value()) for name, stored in self._optimizer_state.items())
+
+    def _all_variables(self):
+        # type: () -> Dict[str, Any]
+        """Every shared variable that a resumed training needs, by a name of this engine's own."""
+        found = OrderedDict()  # type: Dict[str, Any]
+        for part, stored in (("parameter", self._network.parameters), ("statistics", self._network.statistics),
+                             ("optimizer", self._optimizer_state)):
+            found.update(("%s/%s" % (part, name), item.variable) for name, item in stored.items())
+        found.update(("extra/" + name, variable) for name, variable in self._optimizer_extras.items())
+        # Native dropout draws from generators whose state is updated by the training step.
+        inputs = theano.gof.graph.inputs([self._network.loss])
+        random = [variable for variable in inputs if getattr(variable, "default_update", None) is not None]
+        found.update(("random/%d" % index, variable) for index, variable in enumerate(random))
+        return found
+
+    def state(self):
+        # type: () -> Arrays
+        return OrderedDict(
+            (name, np.array(variable.get_value(borrow=True))) for name, variable in self._all_variables().items())
+
+    def load_state(self, state):
+        # type: (Mapping[str, np.ndarray]) -> None
+        variables = self._all_variables()
+        if set(variables) != set(state):
+            raise CrosstrainError("ENGINE_FAILED", "the checkpoint does not belong to this network: %s differ"
+                                  % ", ".join(sorted(set(variables) ^ set(state))[:5]))
+        for name, variable in variables.items():
+            variable.set_value(np.array(state[name], dtype=variable.dtype))
+
+    def batch_statistics(self, x):
+        # type: (np.ndarray) -> Dict[str, Tuple[np.ndarray, np.ndarray]]
+        if not self._network.moments:
+            raise CrosstrainError(
+                "UNSUPPORTED", "engine %s evaluates native batch norm by its own running averages" % self.name)
+        self._activate()
+        moments = self._network.moments
+        flat = [variable for mean, variance, _ in moments.values() for variable in (mean, variance)]
+        function = self._compiled("batch statistics", [self._network.x], flat)
+        with explained("computing batch statistics"):
+            values = function(np.asarray(x, dtype=self._dtype))
+        pairs = zip(values[::2], values[1::2])
+        return OrderedDict(
+            (name, (_canonical(layout, mean), _canonical(layout, variance)))
+            for (name, (_, _, layout)), (mean, variance) in zip(moments.items(), pairs))
+
+    def statistics(self):
+        # type: () -> Arrays
+        return OrderedDict((name, stored.value()) for name, stored in self._network.statistics.items())
+
+    def load_statistics(self, statistics):
+        # type: (Mapping[str, np.ndarray]) -> None
+        for name, stored in self._network.statistics.items():
+            stored.set(statistics[name])
+
+    def fingerprint(self):
+        # type: () -> Dict[str, str]
+        return device.facts(self._execution)
+
+    def allocator_peak_bytes(self):
+        # type: () -> Optional[int]
+        return device.allocator_peak_bytes(self._execution)
+
+    def close(self):
+        # type: () -> None
+        self._functions.clear()
+        self._publish()
+
+
+def has_native_dropout(model, execution):
+    # type: (Model, Execution) -> bool
+    """Whether the framework draws dropout masks itself."""
+    return execution.native and any(layer.rate for layer in model.layers_of(Dropout))
+
+
+def _canonical(layout, value):
+    # type: (Any, Any) -> np.ndarray
+    return np.array(layout.to_canonical(np.asarray(value)), order="C")
