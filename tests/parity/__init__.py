@@ -1,0 +1,1 @@
+"""The same job in every engine: losses and parameters against the float64 reference."""
