@@ -147,7 +147,8 @@ def _message(detail: ErrorDetails, path: Path) -> str:
     }
     if kind in bounds:
         text, key = bounds[kind]
-        return f"must be {text} {context[key]:g}, not {value}"
+        bound = context[key]
+        return f"must be {text} {bound if isinstance(bound, int) else f'{bound:g}'}, not {value}"
     if kind == "string_pattern_mismatch":
         rule = _PATTERNS.get(context["pattern"], "must be an engine: name or name@version in lower case")
         return f"{rule}, not {value}"
