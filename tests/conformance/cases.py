@@ -318,7 +318,7 @@ def optimizer_cases() -> list[Case]:
               weight_decay=WeightDecay(0.2, decoupled=True, include_biases=True)),
         _tiny("clip_active", "one norm over all tensors, not one each", SGD, 0.1, clip_norm=0.05, double=True),
         _tiny("clip_inactive", "gradients below the limit stay as they are", momentum, 0.1, clip_norm=1e4),
-        _tiny("clip_small_norm", "no constant is added to the norm: limit and norm are tiny", SGD, 0.1,
+        _tiny("clip_small_norm", "no constant is added to the norm: limit and norm are tiny", momentum, 0.1,
               pixels=zeros, clip_norm=1e-6, labels=[1, 1, 1, 1], batch=4, steps=2, initial={"logits.bias": [0, 9, 0]}),
         _tiny("clip_l2_nesterov", "clip, then decay, then the rule", nesterov, drop, clip_norm=0.3, weight_decay=decay),
         _tiny("clip_decoupled_adam", "clip, decoupled decay, Adam", adam, 0.02, clip_norm=0.2, weight_decay=decoupled),
