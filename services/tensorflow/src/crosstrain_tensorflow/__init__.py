@@ -5,6 +5,9 @@ not import TensorFlow, because :func:`environment` has to take effect before.
 """
 
 import os
+from typing import Dict
+
+from crosstrain_service.training import Execution
 
 #: Engine name to "module:Class".
 ENGINES = {
@@ -13,19 +16,17 @@ ENGINES = {
 }
 
 
-def environment(engine, execution, run_dir):
-    # type: (str, object, str) -> dict
+def environment(engine: str, execution: Execution, run_dir: str) -> Dict[str, str]:
     """Environment variables that must be set before TensorFlow is imported.
 
-    ``execution`` is a :class:`crosstrain_service.training.Execution`. Keras is given a configuration folder
-    of its own inside ``run_dir``, so that no ``keras.json`` of the user's changes the function.
-    ``TF_ENABLE_ONEDNN_OPTS`` and ``XLA_FLAGS`` are taken over from the caller's environment.
+    Keras is given a configuration folder of its own inside ``run_dir``, so that no ``keras.json`` of the user's
+    changes the function. ``TF_ENABLE_ONEDNN_OPTS`` and ``XLA_FLAGS`` are taken over from the caller's environment.
     """
     threads = str(execution.intra_threads)
     variables = {
         "CUDA_VISIBLE_DEVICES": _visible_devices(execution),
         "TF_CPP_MIN_LOG_LEVEL": "2",
-        "TF_DETERMINISTIC_OPS": "1" if execution.deterministic else "0",
+        "TF_DETERMINISTIC_OPS": "1" if needs_op_determinism(execution) else "0",
         "TF_ENABLE_ONEDNN_OPTS": os.environ.get("TF_ENABLE_ONEDNN_OPTS", "1"),
         "TF_FORCE_GPU_ALLOW_GROWTH": "true" if execution.gpu_memory_growth else "false",
         "TF_USE_LEGACY_KERAS": "0",
@@ -44,8 +45,16 @@ def environment(engine, execution, run_dir):
     return variables
 
 
-def _visible_devices(execution):
-    # type: (object) -> str
+def needs_op_determinism(execution: Execution) -> bool:
+    """Whether TensorFlow's own determinism has to be enabled for a deterministic run.
+
+    Not for XLA on a CPU: its code has no nondeterministic kernels there, yet with the switch on TensorFlow
+    refuses to compile, for any device, the operations that XLA lacks a deterministic GPU kernel for.
+    """
+    return execution.deterministic and not (execution.compiler == "xla" and execution.device == "cpu")
+
+
+def _visible_devices(execution: Execution) -> str:
     if execution.device != "cuda":
         return ""
     allowed = [item.strip() for item in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if item.strip()]

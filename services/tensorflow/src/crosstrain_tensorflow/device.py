@@ -10,30 +10,36 @@ from typing import Dict, Optional
 import tensorflow as tf
 
 from crosstrain_service.errors import CrosstrainError
+from crosstrain_service.model import Model, Pool
 from crosstrain_service.training import Execution
 
-_determinism = None  # type: Optional[bool]
+from . import needs_op_determinism
+
+_determinism: Optional[bool] = None
 
 
-def configure(execution):
-    # type: (Execution) -> str
+def configure(execution: Execution, model: Model) -> str:
     """Applies the settings and returns the name of the device to use.
 
-    Raises ``ENVIRONMENT`` if the process already runs with other settings or the device is not there.
+    Raises ``ENVIRONMENT`` if the process already runs with other settings or the device is not there, and
+    ``UNSUPPORTED`` for deterministic max pools compiled by XLA for a GPU.
     """
+    if needs_op_determinism(execution) and execution.compiler == "xla":
+        if any(layer.kind == "max" for layer in model.layers_of(Pool)):
+            raise CrosstrainError("UNSUPPORTED", "XLA has no deterministic gradient of a max pool on a GPU; choose "
+                                  "compiler \"\" or deterministic: false")
     try:
         _configure_devices(execution)
         _configure_threads(execution)
     except RuntimeError:
         raise CrosstrainError(
             "ENVIRONMENT", "TensorFlow runs with other threads or devices already; start a new process for this run")
-    _configure_determinism(execution.deterministic)
+    _configure_determinism(needs_op_determinism(execution))
     tf.config.experimental.enable_tensor_float_32_execution(bool(execution.allow_tf32))
     return "/GPU:0" if execution.device == "cuda" else "/CPU:0"
 
 
-def _configure_threads(execution):
-    # type: (Execution) -> None
+def _configure_threads(execution: Execution) -> None:
     threading = tf.config.threading
     if threading.get_intra_op_parallelism_threads() != execution.intra_threads:
         threading.set_intra_op_parallelism_threads(execution.intra_threads)
@@ -41,8 +47,7 @@ def _configure_threads(execution):
         threading.set_inter_op_parallelism_threads(execution.inter_threads)
 
 
-def _configure_determinism(wanted):
-    # type: (bool) -> None
+def _configure_determinism(wanted: bool) -> None:
     global _determinism
     if _determinism and not wanted:
         raise CrosstrainError("ENVIRONMENT", "deterministic kernels cannot be switched off again in this process")
@@ -51,8 +56,7 @@ def _configure_determinism(wanted):
     _determinism = wanted
 
 
-def _configure_devices(execution):
-    # type: (Execution) -> None
+def _configure_devices(execution: Execution) -> None:
     if execution.device == "cpu":
         if tf.config.get_visible_devices("GPU"):
             tf.config.set_visible_devices([], "GPU")
@@ -68,8 +72,7 @@ def _configure_devices(execution):
         tf.config.experimental.set_memory_growth(gpu, execution.gpu_memory_growth)
 
 
-def fingerprint(execution):
-    # type: (Execution) -> Dict[str, str]
+def fingerprint(execution: Execution) -> Dict[str, str]:
     """Facts about the maths in use."""
     threading = tf.config.threading
     facts = {
@@ -77,9 +80,10 @@ def fingerprint(execution):
         "tensorflow.git_version": str(tf.version.GIT_VERSION),
         "threads.intra": str(threading.get_intra_op_parallelism_threads()),
         "threads.inter": str(threading.get_inter_op_parallelism_threads() or "default"),
-        "maths.deterministic": _flag(execution.deterministic),
-        "maths.tf32": _flag(execution.device == "cuda" and execution.allow_tf32),
-        "maths.onednn": os.environ.get("TF_ENABLE_ONEDNN_OPTS", "default"),
+        "deterministic": _flag(execution.deterministic),
+        "op_determinism": _flag(needs_op_determinism(execution)),
+        "tf32": _flag(execution.device == "cuda" and execution.allow_tf32),
+        "onednn": os.environ.get("TF_ENABLE_ONEDNN_OPTS", "default"),
         "compiler": execution.compiler or "none",
     }
     for name in ("TF_ENABLE_ONEDNN_OPTS", "TF_DETERMINISTIC_OPS", "TF_CPP_MIN_LOG_LEVEL", "XLA_FLAGS",
@@ -94,16 +98,14 @@ def fingerprint(execution):
     return facts
 
 
-def allocator_peak_bytes(device):
-    # type: (str) -> Optional[int]
+def allocator_peak_bytes(device: str) -> Optional[int]:
     """Peak of TensorFlow's GPU allocator; None on a CPU, where it keeps no count."""
     if not device.startswith("/GPU"):
         return None
     return int(tf.config.experimental.get_memory_info(device[1:])["peak"])
 
 
-def synchronize(device):
-    # type: (str) -> None
+def synchronize(device: str) -> None:
     """Waits until a GPU has finished all work."""
     if not device.startswith("/GPU"):
         return
@@ -115,6 +117,5 @@ def synchronize(device):
             tf.zeros(()).numpy()
 
 
-def _flag(value):
-    # type: (bool) -> str
+def _flag(value: bool) -> str:
     return "true" if value else "false"

@@ -27,8 +27,7 @@ _PARALLEL = ("parallel.data", "parallel.tensor", "parallel.pipeline")
 _CUDA = ("device.cuda", "execution.gpu_memory_growth", "execution.tf32")
 
 
-def plain_features():
-    # type: () -> Dict[str, Feature]
+def plain_features() -> Dict[str, Feature]:
     """Features of the engine ``tensorflow``: every rule is written in operations."""
     return _features(
         exact=("optimizer.sgd", "optimizer.sgd.momentum", "optimizer.sgd.nesterov", "optimizer.rmsprop",
@@ -38,8 +37,7 @@ def plain_features():
     )
 
 
-def keras_features():
-    # type: () -> Dict[str, Feature]
+def keras_features() -> Dict[str, Feature]:
     """Features of the engine ``keras-tensorflow``: Keras's own optimizers where they have the canonical form."""
     own = "a keras.optimizers.Optimizer of our own; Keras's has another form (epsilon)"
     return _features(
@@ -53,8 +51,7 @@ def keras_features():
     )
 
 
-def _features(exact, emulated):
-    # type: (tuple, Dict[str, str]) -> Dict[str, Feature]
+def _features(exact: tuple, emulated: Dict[str, str]) -> Dict[str, Feature]:
     features = declare(
         exact=_EXACT + exact,
         emulated=dict(_EMULATED, **emulated),

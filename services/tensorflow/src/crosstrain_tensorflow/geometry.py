@@ -23,15 +23,13 @@ class Padding(NamedTuple):
     factors: Optional[np.ndarray] = None
 
 
-def same_padding(size, kernel, stride):
-    # type: (int, int, int) -> Tuple[int, int]
+def same_padding(size: int, kernel: int, stride: int) -> Tuple[int, int]:
     """The padding that "SAME" means: ``max((ceil(n / s) - 1) s + k - n, 0)``, the odd one at the end."""
     total = max((-(-size // stride) - 1) * stride + kernel - size, 0)
     return total // 2, total - total // 2
 
 
-def convolution_padding(layer, spatial):
-    # type: (Convolution, Sequence[int]) -> Padding
+def convolution_padding(layer: Convolution, spatial: Sequence[int]) -> Padding:
     """Padding of a convolution over an input of the sizes ``spatial``."""
     pads = tuple(zip(layer.pad_begin, layer.pad_end))
     if not any(map(any, pads)):
@@ -41,8 +39,7 @@ def convolution_padding(layer, spatial):
     return Padding("VALID", pads)
 
 
-def pool_padding(layer, spatial):
-    # type: (Pool, Sequence[int]) -> Padding
+def pool_padding(layer: Pool, spatial: Sequence[int]) -> Padding:
     """Padding of a pool over an input of the sizes ``spatial``, "ceil" and the average's divisor included."""
     counts = _window_counts(layer, spatial)
     pads = tuple(
@@ -59,8 +56,9 @@ def pool_padding(layer, spatial):
     return Padding("VALID", pads if padded else None, factors)
 
 
-def average_factors(layer, spatial, counts):
-    # type: (Pool, Sequence[int], Sequence[int]) -> Optional[np.ndarray]
+def average_factors(layer: Pool,
+                    spatial: Sequence[int],
+                    counts: Sequence[int]) -> Optional[np.ndarray]:
     """Kernel area divided by the canonical divisor of every window (float64), or None where all are 1.
 
     The divisor is the part of the window inside input and padding, or inside the input alone unless
@@ -76,12 +74,10 @@ def average_factors(layer, spatial, counts):
     return None if (factors == 1).all() else factors[..., np.newaxis]
 
 
-def _window_counts(layer, spatial):
-    # type: (Pool, Sequence[int]) -> List[int]
+def _window_counts(layer: Pool, spatial: Sequence[int]) -> List[int]:
     sizes = zip(spatial, layer.kernel, layer.stride, layer.pad_begin, layer.pad_end)
     return [windows(*size, round_mode=layer.round_mode) for size in sizes]
 
 
-def _same(layer, spatial):
-    # type: (object, Sequence[int]) -> Pads
+def _same(layer: object, spatial: Sequence[int]) -> Pads:
     return tuple(same_padding(*sizes) for sizes in zip(spatial, layer.kernel, layer.stride))

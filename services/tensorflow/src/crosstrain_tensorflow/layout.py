@@ -16,21 +16,19 @@ from crosstrain_service.model import Convolution, Dense, Flatten, Model, Relu, S
 class Layout:
     """Where each tensor of ``model`` differs from canonical layout."""
 
-    def __init__(self, model):
-        # type: (Model) -> None
+    def __init__(self, model: Model) -> None:
         self._kinds = {layer.name: layer for layer in model.layers}
         #: Flatten layers before which the network must transpose to C, H, W.
-        self.transposed = set()  # type: Set[str]
+        self.transposed: Set[str] = set()
         # By layer: shape (C, spatial...) of the feature map whose values come in the order spatial..., C.
-        self._rows = {}  # type: Dict[str, Shape]
-        self._outputs = {}  # type: Dict[str, Shape]
+        self._rows: Dict[str, Shape] = {}
+        self._outputs: Dict[str, Shape] = {}
         inputs = model.input_shapes()
         for index, layer in enumerate(model.layers):
             if isinstance(layer, Flatten):
                 self._plan_flatten(model, index, inputs[layer.name])
 
-    def _plan_flatten(self, model, index, shape):
-        # type: (Model, int, Shape) -> None
+    def _plan_flatten(self, model: Model, index: int, shape: Shape) -> None:
         if len(shape) == 1 or shape[0] == 1 or int(np.prod(shape[1:])) == 1:
             return
         names = [model.layers[index].name]
@@ -44,8 +42,7 @@ class Layout:
             names.append(layer.name)
         self.transposed.add(model.layers[index].name)
 
-    def to_framework(self, parameter, value):
-        # type: (str, np.ndarray) -> np.ndarray
+    def to_framework(self, parameter: str, value: np.ndarray) -> np.ndarray:
         """A parameter, its gradient or its optimizer state from canonical layout."""
         layer, part = self._split(parameter)
         if part != "weight":
@@ -58,8 +55,7 @@ class Layout:
         rows = np.moveaxis(value.reshape((-1,) + shape), (1, 0), (-2, -1))
         return np.ascontiguousarray(rows.reshape(-1, value.shape[0]))
 
-    def to_canonical(self, parameter, value):
-        # type: (str, np.ndarray) -> np.ndarray
+    def to_canonical(self, parameter: str, value: np.ndarray) -> np.ndarray:
         """The inverse of :meth:`to_framework`; always a copy."""
         layer, part = self._split(parameter)
         if part != "weight":
@@ -72,8 +68,7 @@ class Layout:
         rows = np.moveaxis(value.reshape(shape[1:] + (shape[0], -1)), (-2, -1), (1, 0))
         return np.array(rows.reshape(value.shape[1], -1), order="C")
 
-    def output_to_canonical(self, layer, value):
-        # type: (str, np.ndarray) -> np.ndarray
+    def output_to_canonical(self, layer: str, value: np.ndarray) -> np.ndarray:
         """A layer's output or the gradient of it, (B, spatial..., C) or (B, F), in canonical layout; a copy."""
         shape = self._outputs.get(layer)
         if shape is not None:
@@ -81,7 +76,6 @@ class Layout:
             return np.array(np.moveaxis(value, -1, 1), order="C").reshape(len(value), -1)
         return np.array(np.moveaxis(value, -1, 1), order="C")
 
-    def _split(self, parameter):
-        # type: (str) -> Tuple[object, str]
+    def _split(self, parameter: str) -> Tuple[object, str]:
         name, part = parameter.rsplit(".", 1)
         return self._kinds[name], part

@@ -27,15 +27,19 @@ class Pass(object):
     TensorFlow) are used if ``drop``. ``outputs`` and ``statistics`` are filled.
     """
 
-    def __init__(self, training=False, update_statistics=False, drop=None, masks=None, step=None):
-        # type: (bool, bool, Optional[bool], Optional[Mapping[str, tf.Tensor]], Optional[tf.Tensor]) -> None
+    def __init__(self,
+                 training: bool = False,
+                 update_statistics: bool = False,
+                 drop: Optional[bool] = None,
+                 masks: Optional[Mapping[str, tf.Tensor]] = None,
+                 step: Optional[tf.Tensor] = None) -> None:
         self.normalize_by_batch = training
         self.update_statistics = update_statistics
         self.drop = training if drop is None else drop
         self.masks = masks or {}
         self.step = step
-        self.outputs = OrderedDict()  # type: Dict[str, tf.Tensor]
-        self.statistics = OrderedDict()  # type: Dict[str, Tuple[tf.Tensor, tf.Tensor]]
+        self.outputs: Dict[str, tf.Tensor] = OrderedDict()
+        self.statistics: Dict[str, Tuple[tf.Tensor, tf.Tensor]] = OrderedDict()
 
 
 class _Stage(NamedTuple):
@@ -50,8 +54,12 @@ class Network(tf.Module):
     With ``native`` batch norm and dropout are TensorFlow's own.
     """
 
-    def __init__(self, model, layout, dtype, native, seed):
-        # type: (Model, Layout, tf.DType, bool, int) -> None
+    def __init__(self,
+                 model: Model,
+                 layout: Layout,
+                 dtype: tf.DType,
+                 native: bool,
+                 seed: int) -> None:
         super().__init__(name="network")
         self._dtype = dtype
         self._native = native
@@ -67,20 +75,18 @@ class Network(tf.Module):
             for name, shape in model.statistics_shapes().items()
         )
         shapes = model.input_shapes()
-        self._stages = [
+        self._stages: List[_Stage] = [
             _Stage(layer.name, self._stage(layer, shapes[layer.name], index))
             for index, layer in enumerate(model.layers)
-        ]  # type: List[_Stage]
+        ]
 
-    def _variable(self, name, value, trainable=True):
-        # type: (str, np.ndarray, bool) -> tf.Variable
+    def _variable(self, name: str, value: np.ndarray, trainable: bool = True) -> tf.Variable:
         if name.endswith((".gamma", ".running_var")):
             value = value + 1
         safe = "".join(char if char.isalnum() else "_" for char in name)
         return tf.Variable(value, trainable=trainable, dtype=self._dtype, name=safe)
 
-    def __call__(self, x, run):
-        # type: (tf.Tensor, Pass) -> tf.Tensor
+    def __call__(self, x: tf.Tensor, run: Pass) -> tf.Tensor:
         """Logits (B, K) for ``x`` in canonical layout."""
         y = operations.to_channels_last(x, self._input_shape)
         for stage in self._stages:
@@ -88,8 +94,10 @@ class Network(tf.Module):
             run.outputs[stage.name] = y
         return y
 
-    def _stage(self, layer, shape, index):
-        # type: (Layer, Shape, int) -> Callable[[tf.Tensor, Pass], tf.Tensor]
+    def _stage(self,
+               layer: Layer,
+               shape: Shape,
+               index: int) -> Callable[[tf.Tensor, Pass], tf.Tensor]:
         if isinstance(layer, Convolution):
             kernel, bias = self._weights(layer.name)
             padding = convolution_padding(layer, shape[1:])
@@ -118,19 +126,21 @@ class Network(tf.Module):
             return lambda x, run: operations.pad(x, pads)
         raise TypeError("layer %r of unknown kind %s" % (layer.name, type(layer).__name__))
 
-    def _weights(self, name):
-        # type: (str) -> Tuple[tf.Variable, Optional[tf.Variable]]
+    def _weights(self, name: str) -> Tuple[tf.Variable, Optional[tf.Variable]]:
         return self.variables_by_name[name + ".weight"], self.variables_by_name.get(name + ".bias")
 
-    def _flatten(self, layer, shape):
-        # type: (Flatten, Shape) -> Callable[[tf.Tensor, Pass], tf.Tensor]
+    def _flatten(self, layer: Flatten, shape: Shape) -> Callable[[tf.Tensor, Pass], tf.Tensor]:
         size = int(np.prod(shape))
         if layer.name in self._layout.transposed:
             return lambda x, run: tf.reshape(operations.to_channels_first(x), (-1, size))
         return lambda x, run: tf.reshape(x, (-1, size))
 
-    def _dropout(self, layer, shape, index, x, run):
-        # type: (Dropout, Shape, int, tf.Tensor, Pass) -> tf.Tensor
+    def _dropout(self,
+                 layer: Dropout,
+                 shape: Shape,
+                 index: int,
+                 x: tf.Tensor,
+                 run: Pass) -> tf.Tensor:
         if not run.drop or layer.rate == 0:
             return x
         if self._native:
@@ -138,8 +148,7 @@ class Network(tf.Module):
             return tf.nn.experimental.stateless_dropout(x, layer.rate, seed)
         return x * operations.to_channels_last(run.masks[layer.name], shape)
 
-    def _batch_norm(self, layer, x, run):
-        # type: (BatchNorm, tf.Tensor, Pass) -> tf.Tensor
+    def _batch_norm(self, layer: BatchNorm, x: tf.Tensor, run: Pass) -> tf.Tensor:
         gamma, beta = (self.variables_by_name["%s.%s" % (layer.name, part)] for part in ("gamma", "beta"))
         mean, variance = (self.running["%s.running_%s" % (layer.name, part)] for part in ("mean", "var"))
         epsilon = NATIVE_EPSILON if layer.epsilon is None else layer.epsilon

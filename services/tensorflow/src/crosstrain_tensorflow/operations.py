@@ -8,8 +8,7 @@ import tensorflow as tf
 from .geometry import Padding, Pads
 
 
-def to_channels_last(x, shape):
-    # type: (tf.Tensor, Sequence[int]) -> tf.Tensor
+def to_channels_last(x: tf.Tensor, shape: Sequence[int]) -> tf.Tensor:
     """(B, C, spatial...) to (B, spatial..., C), by a reshape alone where that is the same; (B, F) unchanged.
 
     ``shape`` is the static shape without the batch.
@@ -21,23 +20,24 @@ def to_channels_last(x, shape):
     return tf.transpose(x, [0] + list(range(2, len(shape) + 1)) + [1])
 
 
-def to_channels_first(x):
-    # type: (tf.Tensor) -> tf.Tensor
+def to_channels_first(x: tf.Tensor) -> tf.Tensor:
     """(B, spatial..., C) to (B, C, spatial...)."""
     rank = len(x.shape)
     return tf.transpose(x, [0, rank - 1] + list(range(1, rank - 1)))
 
 
-def pad(x, pads, value=0.0):
-    # type: (tf.Tensor, Optional[Pads], float) -> tf.Tensor
+def pad(x: tf.Tensor, pads: Optional[Pads], value: float = 0.0) -> tf.Tensor:
     """Pads the spatial dimensions of (B, spatial..., C) with ``value``; ``None`` pads nothing."""
     if pads is None:
         return x
     return tf.pad(x, [(0, 0)] + [tuple(pair) for pair in pads] + [(0, 0)], constant_values=value)
 
 
-def convolution(x, kernel, bias, stride, padding):
-    # type: (tf.Tensor, tf.Tensor, Optional[tf.Tensor], Sequence[int], Padding) -> tf.Tensor
+def convolution(x: tf.Tensor,
+                kernel: tf.Tensor,
+                bias: Optional[tf.Tensor],
+                stride: Sequence[int],
+                padding: Padding) -> tf.Tensor:
     """Cross-correlation of (B, spatial..., I) with a kernel (spatial..., I, O), and a bias (O,) or None."""
     x = pad(x, padding.pads)
     if len(stride) == 1:
@@ -47,8 +47,10 @@ def convolution(x, kernel, bias, stride, padding):
     return y if bias is None else tf.nn.bias_add(y, bias)
 
 
-def max_pool(x, kernel, stride, padding):
-    # type: (tf.Tensor, Sequence[int], Sequence[int], Padding) -> tf.Tensor
+def max_pool(x: tf.Tensor,
+             kernel: Sequence[int],
+             stride: Sequence[int],
+             padding: Padding) -> tf.Tensor:
     """Maximum of every window; explicit padding is minus infinity and so is never chosen.
 
     TensorFlow's gradient goes to the first maximum in row-major order.
@@ -57,16 +59,21 @@ def max_pool(x, kernel, stride, padding):
     return pool(pad(x, padding.pads, -np.inf), list(kernel), list(stride), padding.mode)
 
 
-def average_pool(x, kernel, stride, padding):
-    # type: (tf.Tensor, Sequence[int], Sequence[int], Padding) -> tf.Tensor
+def average_pool(x: tf.Tensor,
+                 kernel: Sequence[int],
+                 stride: Sequence[int],
+                 padding: Padding) -> tf.Tensor:
     """Mean of every window, corrected by ``padding.factors`` where the divisor is not the kernel's area."""
     pool = tf.nn.avg_pool1d if len(kernel) == 1 else tf.nn.avg_pool2d
     y = pool(pad(x, padding.pads), list(kernel), list(stride), padding.mode)
     return y if padding.factors is None else y * tf.constant(padding.factors, y.dtype)
 
 
-def local_response_norm(x, size, alpha_sum, beta, k):
-    # type: (tf.Tensor, int, float, float, float) -> tf.Tensor
+def local_response_norm(x: tf.Tensor,
+                        size: int,
+                        alpha_sum: float,
+                        beta: float,
+                        k: float) -> tf.Tensor:
     """``x / (k + alpha_sum * sum x^2) ** beta`` over ``size`` neighbouring channels of (B, spatial..., C).
 
     TensorFlow's own operation takes float32 alone (its alpha multiplies the sum); in float64 the sum over

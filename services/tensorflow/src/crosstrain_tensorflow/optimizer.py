@@ -19,42 +19,36 @@ class Update(tf.Module):
     the form "<parameter>.<slot>".
     """
 
-    def __init__(self, variables, training):
-        # type: (Dict[str, tf.Variable], Training) -> None
+    def __init__(self, variables: Dict[str, tf.Variable], training: Training) -> None:
         super().__init__(name="update")
         self._variables = variables
         self._training = training
         self._rule = training.rule
 
     #: int64 scalar variable.
-    iterations = None  # type: Any
+    iterations: Any = None
 
     @abc.abstractmethod
-    def penalty(self):
-        # type: () -> List[tf.Tensor]
+    def penalty(self) -> List[tf.Tensor]:
         """Terms to add to the loss before differentiation; usually none."""
 
     @abc.abstractmethod
-    def apply(self, gradients, learning_rate):
-        # type: (List[tf.Tensor], tf.Tensor) -> None
+    def apply(self, gradients: List[tf.Tensor], learning_rate: tf.Tensor) -> None:
         """Updates the variables; ``gradients`` in their order, ``learning_rate`` a float64 scalar."""
 
     @abc.abstractmethod
-    def canonical_state(self):
-        # type: () -> Dict[str, np.ndarray]
+    def canonical_state(self) -> Dict[str, np.ndarray]:
         """The rule's state by canonical names, in TensorFlow's layout."""
 
     @abc.abstractmethod
-    def state_variables(self):
-        # type: () -> Dict[str, Any]
+    def state_variables(self) -> Dict[str, Any]:
         """All state by names of our own, for checkpoints."""
 
 
 class CanonicalUpdate(Update):
     """The canonical order: clip by the global norm, L2 or decoupled decay, then the rule."""
 
-    def __init__(self, variables, training):
-        # type: (Dict[str, tf.Variable], Training) -> None
+    def __init__(self, variables: Dict[str, tf.Variable], training: Training) -> None:
         super().__init__(variables, training)
         self.iterations = tf.Variable(0, dtype=tf.int64, trainable=False, name="iterations")
         start = rules.initial_value(self._rule)
@@ -65,12 +59,10 @@ class CanonicalUpdate(Update):
             for index, variable in enumerate(variables.values())
         ]
 
-    def penalty(self):
-        # type: () -> List[tf.Tensor]
+    def penalty(self) -> List[tf.Tensor]:
         return []
 
-    def apply(self, gradients, learning_rate):
-        # type: (List[tf.Tensor], tf.Tensor) -> None
+    def apply(self, gradients: List[tf.Tensor], learning_rate: tf.Tensor) -> None:
         step = self.iterations.assign_add(1)
         if self._training.clip_norm:
             gradients = clip_by_global_norm(gradients, self._training.clip_norm)
@@ -91,15 +83,13 @@ class CanonicalUpdate(Update):
             else:
                 variable.assign_sub(change)
 
-    def canonical_state(self):
-        # type: () -> Dict[str, np.ndarray]
+    def canonical_state(self) -> Dict[str, np.ndarray]:
         return {
             "%s.%s" % (name, slot): value.numpy()
             for name, slots in zip(self._variables, self._slots) for slot, value in slots.items()
         }
 
-    def state_variables(self):
-        # type: () -> Dict[str, Any]
+    def state_variables(self) -> Dict[str, Any]:
         found = OrderedDict(iterations=self.iterations)
         for name, slots in zip(self._variables, self._slots):
             found.update(("%s.%s" % (name, slot), variable) for slot, variable in slots.items())
@@ -113,8 +103,7 @@ class NativeUpdate(Update):
     ``tf.clip_by_global_norm``; decoupled decay is the optimizer's ``weight_decay``.
     """
 
-    def __init__(self, variables, training):
-        # type: (Dict[str, tf.Variable], Training) -> None
+    def __init__(self, variables: Dict[str, tf.Variable], training: Training) -> None:
         super().__init__(variables, training)
         settings = native.constants(self._rule)
         if native.decoupled_rate(training):
@@ -125,52 +114,45 @@ class NativeUpdate(Update):
         self._optimizer.build(list(variables.values()))
         self.iterations = self._optimizer.iterations
 
-    def penalty(self):
-        # type: () -> List[tf.Tensor]
+    def penalty(self) -> List[tf.Tensor]:
         rate = native.l2_rate(self._training)
         if not rate:
             return []
         applies = self._training.weight_decay.applies_to
         return [rate * tf.nn.l2_loss(variable) for name, variable in self._variables.items() if applies(name)]
 
-    def apply(self, gradients, learning_rate):
-        # type: (List[tf.Tensor], tf.Tensor) -> None
+    def apply(self, gradients: List[tf.Tensor], learning_rate: tf.Tensor) -> None:
         if self._training.clip_norm:
             gradients, _ = tf.clip_by_global_norm(gradients, self._training.clip_norm)
         rate = self._optimizer.learning_rate
         rate.assign(tf.cast(learning_rate, rate.dtype))
         self._optimizer.apply_gradients(zip(gradients, self._variables.values()))
 
-    def canonical_state(self):
-        # type: () -> Dict[str, np.ndarray]
-        found = {}  # type: Dict[str, np.ndarray]
+    def canonical_state(self) -> Dict[str, np.ndarray]:
+        found: Dict[str, np.ndarray] = {}
         for slot, (variables, sign) in native.slots(self._optimizer, self._rule).items():
             for name, variable in zip(self._variables, variables):
                 found["%s.%s" % (name, slot)] = variable.numpy() * variable.numpy().dtype.type(sign)
         return found
 
-    def state_variables(self):
-        # type: () -> Dict[str, Any]
+    def state_variables(self) -> Dict[str, Any]:
         variables = list(self._optimizer.variables)
         return OrderedDict(("keras.%d" % index, variable) for index, variable in enumerate(variables))
 
 
-def clip_by_global_norm(gradients, clip_norm):
-    # type: (List[tf.Tensor], float) -> List[tf.Tensor]
+def clip_by_global_norm(gradients: List[tf.Tensor], clip_norm: float) -> List[tf.Tensor]:
     """``g * clip_norm / max(norm, clip_norm)`` with the Euclidean norm over all gradients together."""
     norm = tf.sqrt(tf.add_n([tf.reduce_sum(tf.square(g)) for g in gradients]))
     factor = clip_norm / tf.maximum(norm, tf.cast(clip_norm, norm.dtype))
     return [g * factor for g in gradients]
 
 
-def read_state(variables):
-    # type: (Mapping[str, Any]) -> Dict[str, np.ndarray]
+def read_state(variables: Mapping[str, Any]) -> Dict[str, np.ndarray]:
     """Copies of the variables' values."""
     return {name: np.array(variable.numpy()) for name, variable in variables.items()}
 
 
-def write_state(variables, values):
-    # type: (Mapping[str, Any], Mapping[str, np.ndarray]) -> None
+def write_state(variables: Mapping[str, Any], values: Mapping[str, np.ndarray]) -> None:
     """Sets the variables; raises ``KeyError`` or ``ValueError`` if ``values`` does not fit."""
     for name, variable in variables.items():
         variable.assign(values[name])

@@ -13,8 +13,7 @@ from crosstrain_service.training import Rule
 Tensors = Dict[str, tf.Tensor]
 
 
-def slots(rule):
-    # type: (Rule) -> Tuple[str, ...]
+def slots(rule: Rule) -> Tuple[str, ...]:
     """Names of the state that a rule keeps for every parameter."""
     if rule.name == "sgd":
         return ("velocity",) if rule.momentum else ()
@@ -26,14 +25,16 @@ def slots(rule):
     }[rule.name]
 
 
-def initial_value(rule):
-    # type: (Rule) -> float
+def initial_value(rule: Rule) -> float:
     """What every element of the state is before the first update."""
     return float(rule.initial_accumulator or 0.0) if rule.name == "adagrad" else 0.0
 
 
-def update(rule, g, state, lr, step):
-    # type: (Rule, tf.Tensor, Tensors, tf.Tensor, tf.Tensor) -> Tuple[tf.Tensor, Tensors]
+def update(rule: Rule,
+           g: tf.Tensor,
+           state: Tensors,
+           lr: tf.Tensor,
+           step: tf.Tensor) -> Tuple[tf.Tensor, Tensors]:
     """What is subtracted from a parameter, and its new state.
 
     ``g`` is the gradient after clipping and L2 decay, ``lr`` a scalar of its type, ``step`` an integer scalar

@@ -1,6 +1,7 @@
 """The engine ``keras-tensorflow``: a functional model, a Keras optimizer and ``model.fit``."""
 
 import contextlib
+import gc
 from typing import Any, Dict, Iterator, Mapping, Tuple
 
 import numpy as np
@@ -32,16 +33,14 @@ class KerasEngine(Engine):
     name = "keras-tensorflow"
 
     @classmethod
-    def info(cls):
-        # type: () -> EngineInfo
+    def info(cls) -> EngineInfo:
         libraries = {"keras": keras.__version__, "tensorflow": tf.__version__, "numpy": np.__version__}
         return EngineInfo(cls.name, keras.__version__, features.keras_features(), libraries)
 
-    def __init__(self, model, training, execution):
-        # type: (Model, Training, Execution) -> None
+    def __init__(self, model: Model, training: Training, execution: Execution) -> None:
         self._execution = execution
         self._rule = training.rule
-        self._device = device.configure(execution)
+        self._device = device.configure(execution, model)
         self._dtype = execution.precision or "float32"
         self._layout = Layout(model)
         compiled = execution.compiler == "xla"
@@ -58,14 +57,12 @@ class KerasEngine(Engine):
             self._feed = Feed(model, self._dtype, self._network.mask_inputs)
 
     @contextlib.contextmanager
-    def _scope(self):
-        # type: () -> Iterator[None]
+    def _scope(self) -> Iterator[None]:
         # No device scope: the process sees one device only, and tf.data has to stay on the CPU.
         with compat.float_type(self._dtype):
             yield
 
-    def train(self, loop):
-        # type: (Loop) -> None
+    def train(self, loop: Loop) -> None:
         reporter = StepReporter(loop, self._loss, self._optimizer)
         for epoch in loop.epochs():
             self._feed.start(epoch.batches())
@@ -75,16 +72,16 @@ class KerasEngine(Engine):
                 except Exception:
                     if self._feed.error is None:
                         raise
+                finally:
+                    self._feed.finish()
             if self._feed.error is not None:
                 raise self._feed.error
 
-    def predict(self, x):
-        # type: (np.ndarray) -> np.ndarray
+    def predict(self, x: np.ndarray) -> np.ndarray:
         with self._scope():
             return np.array(self._network.inference.predict_on_batch(np.asarray(x, self._dtype)))
 
-    def intermediates(self, batch):
-        # type: (Batch) -> Intermediates
+    def intermediates(self, batch: Batch) -> Intermediates:
         kept = read_state(self._hidden_state())
         with self._scope():
             x = tf.convert_to_tensor(batch.x, self._dtype)
@@ -107,53 +104,45 @@ class KerasEngine(Engine):
                        for name, value in zip(self._variables, found[len(outputs):])},
         )
 
-    def parameters(self):
-        # type: () -> Arrays
+    def parameters(self) -> Arrays:
         return {name: self._layout.to_canonical(name, variable.numpy())
                 for name, variable in self._variables.items()}
 
-    def load_parameters(self, parameters):
-        # type: (Mapping[str, np.ndarray]) -> None
+    def load_parameters(self, parameters: Mapping[str, np.ndarray]) -> None:
         for name, variable in self._variables.items():
             variable.assign(self._layout.to_framework(name, np.asarray(parameters[name], self._dtype)))
 
-    def optimizer_state(self):
-        # type: () -> Arrays
-        found = {}  # type: Arrays
+    def optimizer_state(self) -> Arrays:
+        found: Arrays = {}
         for slot, (variables, sign) in optimizer.slots(self._optimizer, self._rule).items():
             for name, variable in zip(self._variables, variables):
                 value = self._layout.to_canonical(name, variable.numpy())
                 found["%s.%s" % (name, slot)] = value * value.dtype.type(sign)
         return found
 
-    def _hidden_state(self):
-        # type: () -> Dict[str, Any]
+    def _hidden_state(self) -> Dict[str, Any]:
         """Variables that a forward pass in training changes."""
         found = {"statistics/" + name: variable for name, variable in self._network.running.items()}
         for index, layer in enumerate(self._network.dropouts):
             found["dropout/%d" % index] = compat.dropout_state(layer)
         return found
 
-    def _state_variables(self):
-        # type: () -> Dict[str, Any]
+    def _state_variables(self) -> Dict[str, Any]:
         found = {"parameter/" + name: variable for name, variable in self._variables.items()}
         found.update(self._hidden_state())
         for index, variable in enumerate(compat.optimizer_variables(self._optimizer)):
             found["optimizer/%d" % index] = variable
         return found
 
-    def state(self):
-        # type: () -> Arrays
+    def state(self) -> Arrays:
         return read_state(self._state_variables())
 
-    def load_state(self, state):
-        # type: (Mapping[str, np.ndarray]) -> None
+    def load_state(self, state: Mapping[str, np.ndarray]) -> None:
         write_state(self._state_variables(), state)
 
-    def batch_statistics(self, x):
-        # type: (np.ndarray) -> Dict[str, Tuple[np.ndarray, np.ndarray]]
+    def batch_statistics(self, x: np.ndarray) -> Dict[str, Tuple[np.ndarray, np.ndarray]]:
         kept = read_state(self._hidden_state())
-        found = {}  # type: Dict[str, Tuple[np.ndarray, np.ndarray]]
+        found: Dict[str, Tuple[np.ndarray, np.ndarray]] = {}
         normalized = {name.rsplit(".", 1)[0] for name in self._network.running}
         with self._scope():
             y = tf.convert_to_tensor(x, self._dtype)
@@ -167,16 +156,13 @@ class KerasEngine(Engine):
         write_state(self._hidden_state(), kept)
         return found
 
-    def statistics(self):
-        # type: () -> Arrays
+    def statistics(self) -> Arrays:
         return read_state(self._network.running)
 
-    def load_statistics(self, statistics):
-        # type: (Mapping[str, np.ndarray]) -> None
+    def load_statistics(self, statistics: Mapping[str, np.ndarray]) -> None:
         write_state(self._network.running, statistics)
 
-    def fingerprint(self):
-        # type: () -> Dict[str, str]
+    def fingerprint(self) -> Dict[str, str]:
         facts = device.fingerprint(self._execution)
         facts["keras.version"] = keras.__version__
         facts["keras.backend"] = "tensorflow"
@@ -184,10 +170,13 @@ class KerasEngine(Engine):
         facts["keras.jit_compile"] = str(bool(self._network.training.jit_compile)).lower()
         return facts
 
-    def synchronize(self):
-        # type: () -> None
+    def synchronize(self) -> None:
         device.synchronize(self._device)
 
-    def allocator_peak_bytes(self):
-        # type: () -> Any
+    def close(self) -> None:
+        # Model, functions and data set hold one another.
+        self.__dict__.clear()
+        gc.collect()
+
+    def allocator_peak_bytes(self) -> Any:
         return device.allocator_peak_bytes(self._device)

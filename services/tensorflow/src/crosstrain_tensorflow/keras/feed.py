@@ -19,15 +19,14 @@ class Feed:
     data is visible in the generator; preparing ahead is the common layer's business.
     """
 
-    def __init__(self, model, dtype, mask_inputs):
-        # type: (Model, str, Dict[str, str]) -> None
+    def __init__(self, model: Model, dtype: str, mask_inputs: Dict[str, str]) -> None:
         self._mask_inputs = mask_inputs
         self._dtype = dtype
-        self._batches = iter(())  # type: Iterator[Batch]
-        self.error = None  # type: Optional[BaseException]
+        self._batches: Iterator[Batch] = iter(())
+        self.error: Optional[BaseException] = None
         shapes = model.input_shapes()
         x = tf.TensorSpec((None,) + tuple(model.input_shape), dtype)
-        features = x  # type: Any
+        features: Any = x
         if mask_inputs:
             features = {name: tf.TensorSpec((None,) + shapes[layer], dtype) for layer, name in mask_inputs.items()}
             features[INPUT] = x
@@ -39,14 +38,19 @@ class Feed:
         options.threading.private_threadpool_size = 1
         self.dataset = dataset.with_options(options)
 
-    def start(self, batches):
-        # type: (Iterator[Batch]) -> None
+    def start(self, batches: Iterator[Batch]) -> None:
         """Takes the batches of the next call of ``fit``."""
         self._batches = iter(batches)
         self.error = None
 
-    def _generate(self):
-        # type: () -> Iterator[Any]
+    def finish(self) -> None:
+        """Lets go of the batches; ``fit`` stops asking after the last step, which leaves their generator suspended."""
+        close = getattr(self._batches, "close", None)
+        self._batches = iter(())
+        if close is not None:
+            close()
+
+    def _generate(self) -> Iterator[Any]:
         batches = self._batches
         while True:
             try:
@@ -70,23 +74,23 @@ class StepReporter(keras.callbacks.Callback):
     # Keras 2 would convert the logs of every batch to NumPy otherwise.
     _supports_tf_logs = True
 
-    def __init__(self, loop, loss, optimizer):
-        # type: (Loop, RecordedLoss, keras.optimizers.Optimizer) -> None
+    def __init__(self,
+                 loop: Loop,
+                 loss: RecordedLoss,
+                 optimizer: keras.optimizers.Optimizer) -> None:
         super().__init__()
         self._loop = loop
         self._loss = loss
         self._optimizer = optimizer
-        self._rate = None  # type: Optional[float]
+        self._rate: Optional[float] = None
 
-    def on_train_batch_begin(self, batch, logs=None):
-        # type: (int, Optional[dict]) -> None
+    def on_train_batch_begin(self, batch: int, logs: Optional[dict] = None) -> None:
         """Called by ``fit``."""
         rate = self._loop.learning_rate(self._loop.step)
         if rate != self._rate:
             self._optimizer.learning_rate.assign(rate)
             self._rate = rate
 
-    def on_train_batch_end(self, batch, logs=None):
-        # type: (int, Optional[dict]) -> None
+    def on_train_batch_end(self, batch: int, logs: Optional[dict] = None) -> None:
         """Called by ``fit``."""
-        self._loop.step_done(self._loss.last.read_value())
+        self._loop.step_done(self._loss.read())

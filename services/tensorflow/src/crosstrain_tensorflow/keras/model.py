@@ -40,25 +40,28 @@ class KerasNetwork:
     ``mask_inputs`` maps dropout layers to inputs of ``training`` (canonical semantics only).
     """
 
-    def __init__(self, model, training, layout, dtype, is_native):
-        # type: (Model, Training, Layout, str, bool) -> None
+    def __init__(self,
+                 model: Model,
+                 training: Training,
+                 layout: Layout,
+                 dtype: str,
+                 is_native: bool) -> None:
         self._settings = training
         self._layout = layout
         self._dtype = dtype
         self._native = is_native
         self._count = 0
-        self.variables_by_name = OrderedDict()  # type: Dict[str, Any]
-        self.running = OrderedDict()  # type: Dict[str, Any]
-        self.dropouts = []  # type: List[keras.layers.Dropout]
-        self.mask_inputs = OrderedDict()  # type: Dict[str, str]
+        self.variables_by_name: Dict[str, Any] = OrderedDict()
+        self.running: Dict[str, Any] = OrderedDict()
+        self.dropouts: List[keras.layers.Dropout] = []
+        self.mask_inputs: Dict[str, str] = OrderedDict()
         self._entry = self._channels_last(model.input_shape)
         shapes = model.input_shapes()
         self.stages = [self._stage(layer, shapes[layer.name]) for layer in model.layers]
         self._connect(model, shapes)
         self._collect(model)
 
-    def _connect(self, model, shapes):
-        # type: (Model, Dict[str, Shape]) -> None
+    def _connect(self, model: Model, shapes: Dict[str, Shape]) -> None:
         x = keras.Input(model.input_shape, dtype=self._dtype, name=INPUT)
         inputs = OrderedDict([(INPUT, x)])
         trained = plain = _chain(self._entry, x)
@@ -75,15 +78,17 @@ class KerasNetwork:
         self.training = keras.Model(inputs if self.mask_inputs else x, trained)
         self.inference = keras.Model(x, plain) if self.mask_inputs else self.training
 
-    def entry(self, x):
-        # type: (tf.Tensor) -> tf.Tensor
+    def entry(self, x: tf.Tensor) -> tf.Tensor:
         """The input of the first layer, channels last, for ``x`` in canonical layout."""
         return _chain(self._entry, x)
 
-    def forward(self, x, masks, training, drop=True):
-        # type: (tf.Tensor, Dict[str, tf.Tensor], bool, bool) -> Dict[str, tf.Tensor]
+    def forward(self,
+                x: tf.Tensor,
+                masks: Dict[str, tf.Tensor],
+                training: bool,
+                drop: bool = True) -> Dict[str, tf.Tensor]:
         """Output of every canonical layer, from the models' own layers called one after the other."""
-        outputs = OrderedDict()  # type: Dict[str, tf.Tensor]
+        outputs: Dict[str, tf.Tensor] = OrderedDict()
         y = _chain(self._entry, x)
         for stage in self.stages:
             if stage.mask is not None:
@@ -100,8 +105,7 @@ class KerasNetwork:
             outputs[stage.name] = y
         return outputs
 
-    def _stage(self, layer, shape):
-        # type: (Layer, Shape) -> Stage
+    def _stage(self, layer: Layer, shape: Shape) -> Stage:
         if isinstance(layer, Dropout) and not self._native:
             if layer.rate == 0:
                 return Stage(layer.name, [])
@@ -110,8 +114,7 @@ class KerasNetwork:
                          self._channels_last(shape))
         return Stage(layer.name, self._layers(layer, shape))
 
-    def _layers(self, layer, shape):
-        # type: (Layer, Shape) -> List[keras.layers.Layer]
+    def _layers(self, layer: Layer, shape: Shape) -> List[keras.layers.Layer]:
         if isinstance(layer, Convolution):
             padding = convolution_padding(layer, shape[1:])
             kind = layers.Conv1D if len(layer.kernel) == 1 else layers.Conv2D
@@ -125,7 +128,7 @@ class KerasNetwork:
         if isinstance(layer, Relu):
             return [layers.Activation("relu", **self._options())]
         if isinstance(layer, Flatten):
-            order = []  # type: List[keras.layers.Layer]
+            order: List[keras.layers.Layer] = []
             if layer.name in self._layout.transposed:
                 order.append(layers.Permute((len(shape),) + tuple(range(1, len(shape))), **self._options()))
             return order + [layers.Flatten(**self._options())]
@@ -144,8 +147,7 @@ class KerasNetwork:
             return [kind(pads[0] if len(pads) == 1 else pads, **self._options())]
         raise TypeError("layer %r of unknown kind %s" % (layer.name, type(layer).__name__))
 
-    def _pool(self, layer, shape):
-        # type: (Pool, Shape) -> List[keras.layers.Layer]
+    def _pool(self, layer: Pool, shape: Shape) -> List[keras.layers.Layer]:
         padding = pool_padding(layer, shape[1:])
         kinds = {
             ("max", 1): layers.MaxPooling1D, ("max", 2): layers.MaxPooling2D,
@@ -159,8 +161,7 @@ class KerasNetwork:
             found.append(Factors(padding.factors, **self._options()))
         return found
 
-    def _batch_norm(self, layer):
-        # type: (BatchNorm) -> keras.layers.Layer
+    def _batch_norm(self, layer: BatchNorm) -> keras.layers.Layer:
         options = self._options()
         if layer.epsilon is not None:
             options.update(compat.batch_norm_options(layer.epsilon), epsilon=layer.epsilon)
@@ -170,12 +171,10 @@ class KerasNetwork:
             gamma_regularizer=self._regularizer(layer.name + ".gamma"),
             beta_regularizer=self._regularizer(layer.name + ".beta"), **options)
 
-    def _padding(self, pads, value):
-        # type: (Any, float) -> List[keras.layers.Layer]
+    def _padding(self, pads: Any, value: float) -> List[keras.layers.Layer]:
         return [] if pads is None else [Padding(pads, value, **self._options())]
 
-    def _channels_last(self, shape):
-        # type: (Shape) -> List[keras.layers.Layer]
+    def _channels_last(self, shape: Shape) -> List[keras.layers.Layer]:
         if len(shape) == 1:
             return []
         target = tuple(shape[1:]) + (shape[0],)
@@ -183,12 +182,10 @@ class KerasNetwork:
             return [layers.Reshape(target, **self._options())]
         return [layers.Permute(tuple(range(2, len(shape) + 1)) + (1,), **self._options())]
 
-    def _options(self):
-        # type: () -> Dict[str, Any]
+    def _options(self) -> Dict[str, Any]:
         return {"dtype": self._dtype}
 
-    def _weight_options(self, layer):
-        # type: (Layer) -> Dict[str, Any]
+    def _weight_options(self, layer: Layer) -> Dict[str, Any]:
         # Zeros, since initial tensors come from the platform and determinism forbids unseeded drawing.
         return dict(
             self._options(), kernel_initializer="zeros", bias_initializer="zeros",
@@ -196,15 +193,13 @@ class KerasNetwork:
             bias_regularizer=self._regularizer(layer.name + ".bias"),
         )
 
-    def _regularizer(self, parameter):
-        # type: (str) -> Any
+    def _regularizer(self, parameter: str) -> Any:
         if not self._native or not native.l2_rate(self._settings):
             return None
         decay = self._settings.weight_decay
         return keras.regularizers.L2(decay.rate) if decay.applies_to(parameter) else None
 
-    def _collect(self, model):
-        # type: (Model) -> None
+    def _collect(self, model: Model) -> None:
         for layer, stage in zip(model.layers, self.stages):
             if isinstance(layer, (Convolution, Dense)):
                 self.variables_by_name[layer.name + ".weight"] = stage.layers[-1].kernel
@@ -218,8 +213,7 @@ class KerasNetwork:
                 self.running[layer.name + ".running_var"] = made.moving_variance
 
 
-def _chain(chain, x):
-    # type: (List[keras.layers.Layer], Any) -> Any
+def _chain(chain: List[keras.layers.Layer], x: Any) -> Any:
     for layer in chain:
         x = layer(x)
     return x

@@ -8,6 +8,7 @@ L2 decay is added to the gradient inside the update step, after clipping.
 
 from typing import Any, Dict, List, Tuple
 
+import numpy as np
 import tensorflow as tf
 from tensorflow import keras
 
@@ -21,10 +22,9 @@ class _L2(object):
     """Mixin: adds ``rate * w`` to the gradients of the variables at ``decayed`` positions."""
 
     l2_rate = 0.0
-    decayed = frozenset()  # type: frozenset
+    decayed: frozenset = frozenset()
 
-    def update_step(self, gradient, variable, *learning_rate):
-        # type: (tf.Tensor, Any, Any) -> None
+    def update_step(self, gradient: tf.Tensor, variable: Any, *learning_rate: Any) -> None:
         """One update of one variable; Keras 3 passes the learning rate."""
         if self.l2_rate and compat.variable_index(self, variable) in self.decayed:
             gradient = gradient + self.l2_rate * tf.convert_to_tensor(variable)
@@ -34,8 +34,11 @@ class _L2(object):
 class _RuleOptimizer(keras.optimizers.Optimizer):
     """One of the canonical rules in TensorFlow operations."""
 
-    def __init__(self, learning_rate, rule, name="canonical", **options):
-        # type: (float, Rule, str, Any) -> None
+    def __init__(self,
+                 learning_rate: float,
+                 rule: Rule,
+                 name: str = "canonical",
+                 **options: Any) -> None:
         if compat.KERAS_3:
             super().__init__(learning_rate=learning_rate, name=name, **options)
         else:
@@ -44,8 +47,7 @@ class _RuleOptimizer(keras.optimizers.Optimizer):
         self._rule = rule
         self._has_slots = False
 
-    def build(self, variables):
-        # type: (List[Any]) -> None
+    def build(self, variables: List[Any]) -> None:
         """Creates the state; called with the trained variables before the first update, perhaps repeatedly."""
         super().build(variables)
         if self._has_slots:
@@ -58,8 +60,7 @@ class _RuleOptimizer(keras.optimizers.Optimizer):
         }
         self._built = True
 
-    def update_step(self, gradient, variable, learning_rate=None):
-        # type: (tf.Tensor, Any, Any) -> None
+    def update_step(self, gradient: tf.Tensor, variable: Any, learning_rate: Any = None) -> None:
         """One update of one variable; Keras 3 passes the learning rate."""
         index = compat.variable_index(self, variable)
         lr = tf.cast(self.learning_rate if learning_rate is None else learning_rate, gradient.dtype)
@@ -70,8 +71,7 @@ class _RuleOptimizer(keras.optimizers.Optimizer):
             self.slots[name][index].assign(value)
         variable.assign_sub(change)
 
-    def get_config(self):
-        # type: () -> Dict[str, Any]
+    def get_config(self) -> Dict[str, Any]:
         return dict(super().get_config(), rule=self._rule)
 
 
@@ -87,8 +87,9 @@ class CanonicalRule(_L2, _RuleOptimizer):
     """One of the rules with L2 decay."""
 
 
-def build(training, variables, is_native):
-    # type: (Training, Dict[str, Any], bool) -> keras.optimizers.Optimizer
+def build(training: Training,
+          variables: Dict[str, Any],
+          is_native: bool) -> keras.optimizers.Optimizer:
     """The optimizer of a run over the trained ``variables`` (by canonical name, in the model's order), built."""
     rule = training.rule
     settings = dict(compat.optimizer_options(), **native.options(training))
@@ -96,7 +97,7 @@ def build(training, variables, is_native):
         cls = getattr(keras.optimizers, native.class_name(rule))
         optimizer = cls(learning_rate=0.0, **dict(settings, **native.constants(rule)))
     else:
-        optimizer = _canonical(rule, settings)
+        optimizer = _canonical(rule, _doubles(settings))
         decay = training.weight_decay
         if native.l2_rate(training):
             optimizer.l2_rate = decay.rate
@@ -107,17 +108,23 @@ def build(training, variables, is_native):
     return optimizer
 
 
-def _canonical(rule, settings):
-    # type: (Rule, Dict[str, Any]) -> keras.optimizers.Optimizer
+def _canonical(rule: Rule, settings: Dict[str, Any]) -> keras.optimizers.Optimizer:
     if rule.name == "sgd":
-        return CanonicalSGD(learning_rate=0.0, momentum=rule.momentum or 0.0, nesterov=bool(rule.nesterov), **settings)
+        momentum = np.float64(rule.momentum or 0.0)
+        return CanonicalSGD(learning_rate=0.0, momentum=momentum, nesterov=bool(rule.nesterov), **settings)
     if rule.name == "adadelta":
-        return CanonicalAdadelta(learning_rate=0.0, rho=rule.rho, epsilon=rule.epsilon, **settings)
+        return CanonicalAdadelta(
+            learning_rate=0.0, rho=np.float64(rule.rho), epsilon=np.float64(rule.epsilon), **settings)
     return CanonicalRule(0.0, rule, **settings)
 
 
-def slots(optimizer, rule):
-    # type: (keras.optimizers.Optimizer, Rule) -> Dict[str, Tuple[List[Any], float]]
+def _doubles(settings: Dict[str, Any]) -> Dict[str, Any]:
+    # Keras casts its constants with tf.cast, which takes a Python float to float32 first: in a float64 run
+    # momentum 0.9 would be 0.89999998.
+    return {name: np.float64(value) if isinstance(value, float) else value for name, value in settings.items()}
+
+
+def slots(optimizer: keras.optimizers.Optimizer, rule: Rule) -> Dict[str, Tuple[List[Any], float]]:
     """State by canonical slot name: variables in the order of the trained ones, and the sign to multiply with."""
     if isinstance(optimizer, _RuleOptimizer):
         return {name: (variables, 1.0) for name, variables in optimizer.slots.items()}
