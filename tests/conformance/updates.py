@@ -121,9 +121,10 @@ class _Rules:
         norm = Approximate(square, error, self.arithmetic).root()
         if norm.value + norm.error < limit:
             return gradients
-        one = Approximate(self.arithmetic.work(limit), 0.0, self.arithmetic)
-        factor = self.constant(limit) / (norm if norm.value > limit else one)
-        factor.error = factor.error + norm.error / limit
+        if norm.value < limit:
+            # So close to the limit that rounding decides: the factor may fall below 1.
+            norm = Approximate(self.arithmetic.work(limit), norm.error, self.arithmetic)
+        factor = self.constant(limit) / norm
         return {name: item * factor for name, item in gradients.items()}
 
     def update(
