@@ -42,7 +42,10 @@ def postgres_server() -> Iterator[str]:
         check=True, capture_output=True, cwd=folder,
     )
     process = subprocess.Popen(
-        [*prefix, str(binaries / "postgres"), "-D", str(data), "-k", str(folder), "-c", "listen_addresses=", "-c", "fsync=off"],
+        [
+            *prefix, str(binaries / "postgres"), "-D", str(data), "-k", str(folder),
+            "-c", "listen_addresses=", "-c", "fsync=off",
+        ],
         cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )
     try:

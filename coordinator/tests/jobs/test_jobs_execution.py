@@ -11,6 +11,7 @@ import pytest
 from crosstrain_protos.v1 import coordinator_pb2, errors_pb2, run_pb2, service_pb2
 from crosstrain_service.errors import CrosstrainError
 
+from doubles.fake_service import FakeService
 from doubles.world import World, check_events, document, upload_dataset, wait_for
 
 SUCCEEDED = coordinator_pb2.JOB_STATE_SUCCEEDED
@@ -60,10 +61,8 @@ def test_jobs_queue_in_order_also_across_services_of_one_machine(world: World) -
     second = world.service("b", engines=(("lasagne", "0.1"),), delay=0.02)
     one = world.create(document("torch", "lasagne", cross_evaluate=True), "one")
     two = world.create(document("lasagne", "torch", cross_evaluate=True), "two")
-    events = []
     for job in (one, two):
         assert world.finished(job.job_id).state == SUCCEEDED
-        events += [event for event in world.client.watch_job(job.job_id)]
     assert first.most_running == second.most_running == 1
     ends = {job_id: world.client.get_job(job_id).end_time.ToNanoseconds() for job_id in ("one", "two")}
     begins = [run.run.start_time.ToNanoseconds() for run in world.client.get_job("two").runs]
@@ -151,6 +150,53 @@ def test_a_service_that_lost_the_run_gets_it_again_as_another_attempt(world: Wor
     assert set(attempts) == {1, 2}
 
 
+def test_a_run_is_not_sent_to_a_service_that_got_the_port_of_another(world: World) -> None:
+    first = world.service("a", steps=20, delay=0.05)
+    world.create(document(), "j")
+    wait_for(lambda: bool(first.running))
+    first.stop()
+    other = FakeService(world.folder, "b")
+    other.port = first.port
+    other.start()
+    time.sleep(1.0)
+    other.stop()
+    first.start()
+    assert world.finished("j").state == SUCCEEDED
+    assert first.executions == {"j.torch-2.13.0.0": 1}
+    assert not other.executions
+
+
+def test_a_full_disk_is_waited_for(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    service = world.service(steps=20)
+    append, refusals = world.server.store.runs.append, []
+
+    def sometimes_full(run_id: str, events: list[run_pb2.RunEvent]) -> bool:
+        if len(refusals) < 3:
+            refusals.append(run_id)
+            raise CrosstrainError("STORAGE_FULL", "no room")
+        return append(run_id, events)
+
+    monkeypatch.setattr(world.server.store.runs, "append", sometimes_full)
+    assert world.finished(world.create(document(), "j").job_id).state == SUCCEEDED
+    assert len(refusals) == 3
+    assert set(service.executions.values()) == {1}
+
+
+def test_a_full_service_is_asked_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    service = world.service()
+    submit, refusals = service._submit, []
+
+    def sometimes_full(kind: int, request: object) -> run_pb2.Run:
+        if len(refusals) < 6:
+            refusals.append(kind)
+            raise CrosstrainError("LIMIT_EXCEEDED", "too many runs wait")
+        return submit(kind, request)
+
+    monkeypatch.setattr(service, "_submit", sometimes_full)
+    assert world.finished(world.create(document(), "j").job_id).state == SUCCEEDED
+    assert len(refusals) == 6
+
+
 def test_a_service_that_stays_away_fails_the_run(tmp_path: Path) -> None:
     world = World(tmp_path, patience_seconds=1.0)
     try:
@@ -190,6 +236,25 @@ def test_unfinished_jobs_go_on_after_a_restart(world: World) -> None:
         world.restart()
     assert world.finished("j").state == SUCCEEDED
     assert set(service.executions.values()) == {1}
+
+
+def test_another_coordinator_takes_over(tmp_path: Path, url: str) -> None:
+    shared = {"database_url": url, "artifacts_url": str(tmp_path / "artifacts")}
+    first, second = World(tmp_path / "1", **shared), World(tmp_path / "2", **shared)
+    try:
+        service = first.service(steps=20, delay=0.05)
+        first.create(document(), "before")
+        # Either one takes jobs and shows events; one of them executes.
+        second.create(document(), "after")
+        wait_for(lambda: bool(service.running))
+        assert len(second.client.list_engines()) == 1
+        first.server.stop()
+        for name in ("before", "after"):
+            assert second.finished(name).state == SUCCEEDED
+        assert service.executions == {"before.torch-2.13.0.0": 1, "after.torch-2.13.0.0": 1}
+    finally:
+        second.close()
+        first.close()
 
 
 def test_a_watcher_that_reconnects_misses_nothing(world: World) -> None:

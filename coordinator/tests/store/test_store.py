@@ -10,7 +10,7 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from crosstrain_protos.v1 import coordinator_pb2, errors_pb2, run_pb2, service_pb2
 from crosstrain_service.errors import CrosstrainError
-from sqlalchemy import inspect, text
+from sqlalchemy import Connection, event, inspect, text
 
 from crosstrain.store import ExecutorLock, NewJob, NewRun, SequenceGap, ServiceRow, Store
 from crosstrain.store.tables import metadata
@@ -46,7 +46,7 @@ def all_events(store: Store, job_id: str = "j") -> list[coordinator_pb2.JobEvent
 
 
 def numbers(store: Store, job_id: str = "j") -> list[int]:
-    return [event.sequence for event in all_events(store, job_id)]
+    return [item.sequence for item in all_events(store, job_id)]
 
 
 def test_migrations_make_the_declared_tables(store: Store) -> None:
@@ -90,7 +90,7 @@ def test_events_are_numbered_without_gap_and_a_replay_changes_nothing(store: Sto
     assert store.runs.append("j.r0", first[3:]) is False
     assert all_events(store) == before
     store.runs.append("j.r0", [log_event(n) for n in range(4, 9)])
-    assert [event.sequence for event in store.jobs.run_events("j.r0")] == list(range(1, 9))
+    assert [item.sequence for item in store.jobs.run_events("j.r0")] == list(range(1, 9))
     assert numbers(store) == list(range(1, 2 + 1 + 8))
     assert store.jobs.run("j.r0").cursor == 8
     assert store.jobs.job("j").last_sequence == 10
@@ -119,7 +119,7 @@ def test_writers_of_one_job_do_not_disturb_each_other(store: Store) -> None:
     # Two writers per run, and still every event is there once.
     assert numbers(store) == list(range(1, 1 + 5 + 4 * 60))
     for index in range(4):
-        assert [event.sequence for event in store.jobs.run_events(f"j.r{index}")] == list(range(1, 61))
+        assert [item.sequence for item in store.jobs.run_events(f"j.r{index}")] == list(range(1, 61))
 
 
 def test_two_stores_on_one_database_share_the_numbers(url: str, store: Store) -> None:
@@ -172,7 +172,7 @@ def test_a_run_submitted_anew_goes_on_counting(store: Store) -> None:
     assert (row.cursor, row.submissions) == (0, 2)
     store.runs.append("j.r0", [run_pb2.RunEvent(sequence=1, attempt=1, attempt_started=started), log_event(2)])
     events = store.jobs.run_events("j.r0")
-    assert [(event.sequence, event.attempt) for event in events] == [(1, 1), (2, 1), (3, 2), (4, 2)]
+    assert [(item.sequence, item.attempt) for item in events] == [(1, 1), (2, 1), (3, 2), (4, 2)]
     assert store.jobs.run("j.r0").cursor == 2
 
 
@@ -229,6 +229,22 @@ def test_a_failed_transaction_leaves_nothing(store: Store) -> None:
 
     with pytest.raises(RuntimeError, match="on purpose"):
         fail()
+    assert numbers(store) == [1, 2]
+
+
+def test_a_full_database_is_said_so(store: Store) -> None:
+    add_job(store)
+    if not store.database.is_sqlite:
+        pytest.skip("a full PostgreSQL needs a full file system")
+
+    @event.listens_for(store.database.engine, "begin")
+    def limit(connection: Connection) -> None:
+        connection.exec_driver_sql("PRAGMA max_page_count = 40")
+
+    long_line = run_pb2.RunEvent(sequence=1, log=run_pb2.LogLine(text="x" * 500_000))
+    with pytest.raises(CrosstrainError) as caught:
+        store.runs.append("j.r0", [long_line])
+    assert caught.value.reason == "STORAGE_FULL"
     assert numbers(store) == [1, 2]
 
 

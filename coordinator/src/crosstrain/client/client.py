@@ -26,6 +26,8 @@ from . import files
 
 #: Largest message of the API, bytes.
 MESSAGE_LIMIT = 4 << 20
+#: A watched stream is opened anew after this time, so that a dead connection is noticed, seconds.
+_WATCH_SECONDS = 120.0
 _FIRST_WAIT, _LONGEST_WAIT = 0.1, 5.0
 T = TypeVar("T")
 
@@ -36,14 +38,14 @@ class Client:
     Args:
         address: host:port.
         timeout: seconds for one call that is not a stream.
-        retry: seconds for which a call is repeated while nobody answers, as during a restart; every
-            call may be repeated without harm.
+        retry: seconds for which a call is repeated while nobody answers, as during a restart, at most
+            ``timeout``; every call may be repeated without harm.
         patience: seconds without a connection after which a watched stream is given up.
     """
 
     def __init__(self, address: str, timeout: float = 60.0, retry: float = 10.0, patience: float = 300.0) -> None:
         self._timeout = timeout
-        self._retry = retry
+        self._retry = min(retry, timeout)
         self._patience = patience
         self._channel = grpc.insecure_channel(
             address,
@@ -123,7 +125,7 @@ class Client:
         wait, lost = _FIRST_WAIT, time.monotonic()
         while True:
             request = coordinator_pb2.WatchJobRequest(job_id=job_id, after_sequence=after)
-            stream: Any = self._stub.WatchJob(request)
+            stream: Any = self._stub.WatchJob(request, timeout=_WATCH_SECONDS)
             try:
                 for response in stream:
                     for event in response.events:
@@ -133,6 +135,9 @@ class Client:
                     wait, lost = _FIRST_WAIT, time.monotonic()
                 return
             except grpc.RpcError as error:
+                if error.code() == grpc.StatusCode.DEADLINE_EXCEEDED:
+                    lost = time.monotonic()
+                    continue
                 failure = from_rpc(error)
                 if not transient(failure) or time.monotonic() - lost > self._patience:
                     raise failure from error

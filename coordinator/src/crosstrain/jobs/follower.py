@@ -14,7 +14,7 @@ from crosstrain_protos.v1 import artifact_pb2_grpc, errors_pb2, run_pb2, service
 from crosstrain_service.errors import CrosstrainError
 
 from crosstrain.artifacts import ArtifactStore, fetch, send
-from crosstrain.registry import MESSAGE_LIMIT, Registry
+from crosstrain.registry import DESCRIBE_TIMEOUT, MESSAGE_LIMIT, Registry
 from crosstrain.rpc import from_rpc, lost_run, transient
 from crosstrain.store import RunRow, SequenceGap, Store
 
@@ -72,13 +72,13 @@ class RunFollower:
             except grpc.RpcError as error:
                 failure = from_rpc(error)
                 # A service that lost an artifact is sent it again; one missing here stays missing.
-                hopeful = transient(failure) or failure.reason in ("ARTIFACT_NOT_FOUND", "INTERNAL")
+                hopeful = transient(failure) or failure.reason in ("ARTIFACT_NOT_FOUND", "INTERNAL", "STORAGE_FULL")
             except SequenceGap as error:
                 failure = CrosstrainError("SERVICE_UNREACHABLE", str(error))
                 hopeful = True
             except CrosstrainError as error:
                 failure = error
-                hopeful = transient(failure) or failure.reason == "ENGINE_NOT_FOUND"
+                hopeful = transient(failure) or failure.reason in ("ENGINE_NOT_FOUND", "STORAGE_FULL")
             except Exception as error:  # a defect must end the run, not leave it hanging
                 _LOG.exception("defect while following run %s", self._run_id)
                 failure = CrosstrainError("INTERNAL", f"a defect in the coordinator ({type(error).__name__})")
@@ -111,6 +111,7 @@ class RunFollower:
             raise CrosstrainError("CHILD_DIED", f"the service {row.service} lost the run {row.submissions} times")
         row = self._placed(row)
         channel = self._channel(row)
+        self._confirm(channel, row)
         request = parse_request(row.kind, row.request)
         send(
             self._artifacts,
@@ -176,6 +177,17 @@ class RunFollower:
         kind = {1: "cpu", 2: "cuda"}.get(device.kind, "")
         self._store.runs.place(row.run_id, offer.service, self._registry.device_key(offer, kind, device.index))
         return self._store.jobs.run(row.run_id)
+
+    def _confirm(self, channel: grpc.Channel, row: RunRow) -> None:
+        """Makes sure that the address still leads to the run's service: another may have got its port."""
+        stub = service_pb2_grpc.TrainingServiceStub(channel)
+        found = stub.Describe(service_pb2.DescribeRequest(), timeout=DESCRIBE_TIMEOUT)
+        if found.service != row.service:
+            message = f"another service answers at the address of {row.service}"
+            raise CrosstrainError("SERVICE_UNREACHABLE", message)
+        if not any((item.name, item.version) == (row.engine, row.engine_version) for item in found.engines):
+            message = f"the service {row.service} no longer offers {row.engine}@{row.engine_version}"
+            raise CrosstrainError("ENGINE_NOT_FOUND", message)
 
     def _channel(self, row: RunRow) -> grpc.Channel:
         address = self._registry.address(row.service)

@@ -1,7 +1,7 @@
 """Registered services and the engines they offer."""
 
 from .channels import MESSAGE_LIMIT, Channels
-from .registry import Registry
+from .registry import DESCRIBE_TIMEOUT, Registry
 from .resolve import Offer, resolve
 
-__all__ = ["MESSAGE_LIMIT", "Channels", "Offer", "Registry", "resolve"]
+__all__ = ["DESCRIBE_TIMEOUT", "MESSAGE_LIMIT", "Channels", "Offer", "Registry", "resolve"]
