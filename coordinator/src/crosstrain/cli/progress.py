@@ -158,10 +158,11 @@ def describe(run: RunRecord, total: int) -> str:
         return f"failed: {error_reason(run.error.reason)}: {run.error.message}"
     parts = [state]
     if run.kind == run_pb2.RUN_KIND_TRAIN and run.last_step >= 0:
-        parts += [f"step {steps}", f"loss {loss}", f"{speed} samples/s"]
+        parts += [f"step {steps}", f"loss {loss}"]
+        parts += [f"{speed} samples/s"] if speed else []
         if run.epochs and run.epochs[-1].HasField("test_accuracy"):
             parts.append(f"test accuracy {100.0 * run.epochs[-1].test_accuracy:.2f} %")
-    if left and run.state == run_pb2.RUN_STATE_RUNNING:
+    if left and run.state == run_pb2.RUN_STATE_RUNNING and run.last_step + 1 < total:
         parts.append(f"{left} left")
     return ", ".join(parts)
 
