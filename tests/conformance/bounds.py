@@ -5,13 +5,13 @@ for float64 runs), so that its own rounding does not count. The bound of a sum o
 
     max(c sqrt(n), 8) u (|W| * |x| + |b|)        element by element, c = 4,
 
-with u the unit roundoff of the run's type: the same operation applied to absolute values. It grows with sqrt(n)
-and not with n since roundings are as often up as down (Higham and Mary 2019); 8 u covers the few roundings
-of conversions, scaling and adding the bias where n is small. Operations that only choose or copy have the
-bound 0.
+with u the unit roundoff of the run's type: the same operation applied to absolute values. It grows with
+sqrt(n) and not with n since roundings are as often up as down (Higham and Mary 2019); 8 u covers the few
+roundings of conversions, scaling and adding the bias where n is small. Operations that only choose or copy
+have the bound 0.
 
-Errors that come in with the input (:attr:`Bounded.error`) are carried on to first order, which makes bounds of
-whole networks from those of their layers.
+Errors that come in with the input (:attr:`Bounded.error`) are carried on to first order, which makes bounds
+of whole networks from those of their layers.
 """
 
 from __future__ import annotations
@@ -162,8 +162,8 @@ def backward(
 ) -> tuple[Bounded, dict[str, Bounded]]:
     """Gradients of a layer's input and parameters, with bounds.
 
-    ``x_error`` bounds the error of the layer's input ``trace.x``. Where it leaves open which way a ReLU or a pooling
-    window decides, the whole gradient at stake is part of the bound.
+    ``x_error`` bounds the error of the layer's input ``trace.x``. Where it leaves open which way a ReLU or
+    a pooling window decides, the whole gradient at stake is part of the bound.
     """
     dx, gradients = layer.backward(dy.value, trace, params)
     incoming = np.zeros_like(dy.value) + dy.error
@@ -244,8 +244,8 @@ def _batch_norm_parts(layer: BatchNorm, x: Bounded, trace: Trace, arithmetic: Ar
     count = x.value.size // x.value.shape[1]
     rounding = arithmetic.sum_of(count)
     if trace.train:
-        # The variance of centred values; a mean that is off by d adds d^2 to it. An input error e moves the mean
-        # by its average, the variance by at most 2 mean(|x - m| (e + mean e)).
+        # The variance of centred values; a mean that is off by d adds d^2 to it. An input error e moves the
+        # mean by its average, the variance by at most 2 mean(|x - m| (e + mean e)).
         incoming = np.zeros_like(x.value) + x.error
         mean_error = rounding * np.abs(x.value).mean(axis=axes) + incoming.mean(axis=axes)
         moved = incoming + _spread(incoming.mean(axis=axes), x.value)
@@ -254,8 +254,10 @@ def _batch_norm_parts(layer: BatchNorm, x: Bounded, trace: Trace, arithmetic: Ar
         mean_error = np.zeros_like(mean)
         variance_error = np.zeros_like(variance)
     # Frameworks also compute x (gamma r) + (beta - m gamma r): the roundings are those of |x| + |m|.
-    shifted = _spread(mean_error, x.value) + x.error + arithmetic.floor * (
-        np.abs(x.value) + _spread(np.abs(mean), x.value)
+    shifted = (
+        _spread(mean_error, x.value)
+        + x.error
+        + arithmetic.floor * (np.abs(x.value) + _spread(np.abs(mean), x.value))
     )
     relative = 0.5 * variance_error / (variance + layer.eps) + arithmetic.floor
     error = shifted * _spread(inverse, x.value) + np.abs(normalised) * _spread(relative, x.value)
@@ -282,7 +284,9 @@ def _batch_norm_backward_error(
     moved: np.ndarray,
 ) -> tuple[Bounded, dict[str, Bounded]]:
     like = dx
-    inverse, normalised, error, relative = _batch_norm_parts(layer, Bounded(trace.x, moved), trace, arithmetic)
+    inverse, normalised, error, relative = _batch_norm_parts(
+        layer, Bounded(trace.x, moved), trace, arithmetic
+    )
     axes = (0, *range(2, like.ndim))
     count = like.size // like.shape[1]
     rounding = arithmetic.sum_of(count)

@@ -13,7 +13,9 @@ from crosstrain_service.training import Training
 
 
 class Data(NamedTuple):
-    """A data set: ``pixels`` (N, ...) uint8 or float32, ``labels`` (N,) int64; inputs are pixels / divisor."""
+    """A data set: ``pixels`` (N, ...) uint8 or float32, ``labels`` (N,) int64; inputs are pixels /
+    divisor.
+    """
 
     pixels: np.ndarray
     labels: np.ndarray

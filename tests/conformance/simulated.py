@@ -68,7 +68,9 @@ class Simulated:
         """Its gradient."""
         return cross_entropy_gradient(logits, labels)
 
-    def update(self, params: Arrays, gradients: Arrays, state: Arrays, rate: float, step: int) -> tuple[Arrays, Arrays]:
+    def update(
+        self, params: Arrays, gradients: Arrays, state: Arrays, rate: float, step: int
+    ) -> tuple[Arrays, Arrays]:
         """Parameters and state after a step counted from 0."""
         return reference_update(self.problem.training, params, gradients, state, rate, step)
 
@@ -88,7 +90,13 @@ class Simulated:
             backward = net.backward(self.loss_gradient(logits, labels), forward, params)
             after, state_after = self.update(params, backward.params, state, float(rate), step)
             loss = np.float64(self.loss(logits, labels))
-            record = {"input": x, "labels": labels, "learning_rate": np.float64(rate), "loss": loss, "probe_loss": loss}
+            record = {
+                "input": x,
+                "labels": labels,
+                "learning_rate": np.float64(rate),
+                "loss": loss,
+                "probe_loss": loss,
+            }
             for prefix, values in (
                 ("mask", masks), ("parameter", params), ("state", state), ("output", forward.outputs),
                 ("output_grad", backward.outputs), ("gradient", backward.params), ("parameter_after", after),

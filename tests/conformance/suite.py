@@ -1,4 +1,6 @@
-"""Runs the cases on one engine: one probe for all cases of a precision, one refusal for each unsupported one."""
+"""Runs the cases on one engine: one probe for all cases of a precision, one refusal for each unsupported
+one.
+"""
 
 from __future__ import annotations
 

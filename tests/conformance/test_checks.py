@@ -17,7 +17,9 @@ from .simulated import Simulated, optimizer_of, reference_update
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64], ids=["float32", "float64"])
-@pytest.mark.parametrize("case", [case for case in CASES if case.training.rule.name != "adadelta"], ids=lambda c: c.name)
+@pytest.mark.parametrize(
+    "case", [case for case in CASES if case.training.rule.name != "adadelta"], ids=lambda c: c.name
+)
 def test_reference_in_the_runs_type_holds(case: Any, dtype: Any) -> None:
     problem = dataclasses.replace(case.problem(), dtype=dtype, test=None)
     checks = list(check_records(problem, Simulated(problem).records()))
@@ -94,7 +96,9 @@ class SameOrderEveryEpoch(Simulated):
         return super().rows(step % per_epoch)
 
 
-def _rate_outside_velocity(training: Training, p: Arrays, g: Arrays, s: Arrays, rate: float, step: int) -> Any:
+def _rate_outside_velocity(
+    training: Training, p: Arrays, g: Arrays, s: Arrays, rate: float, step: int
+) -> Any:
     before = training.learning_rates[max(step - 1, 0)]
     moved = {name: value * np.float32(rate / before) for name, value in s.items()}
     return reference_update(training, p, g, moved, rate, step)
@@ -140,24 +144,58 @@ def _clip_with_constant(training: Training, p: Arrays, g: Arrays, s: Arrays, rat
 
 
 FAULTS = {
-    "kernel flipped": ("conv_delta", _layers(Convolution, lambda x: _replaced(x, FlippedKernel)), "forward", "conv"),
-    "kernel flipped, 1d": ("conv1d", _layers(Convolution, lambda x: _replaced(x, FlippedKernel)), "forward", "conv1"),
+    "kernel flipped": (
+        "conv_delta",
+        _layers(Convolution, lambda x: _replaced(x, FlippedKernel)),
+        "forward",
+        "conv",
+    ),
+    "kernel flipped, 1d": (
+        "conv1d",
+        _layers(Convolution, lambda x: _replaced(x, FlippedKernel)),
+        "forward",
+        "conv1",
+    ),
     "padding after before": (
         "conv_asymmetric_padding",
         _layers(Convolution, lambda x: _replaced(x, Convolution, pad_begin=x.pad_end, pad_end=x.pad_begin)),
-        "forward", "conv1"),
+        "forward",
+        "conv1",
+    ),
     "half at zero": ("relu_at_zero", _layers(Relu, lambda x: HalfAtZero(x.name)), "backward", "relu"),
-    "channels last": ("flatten_order", _layers(Flatten, lambda x: ChannelsLast(x.name)), "forward", "flatten"),
+    "channels last": (
+        "flatten_order",
+        _layers(Flatten, lambda x: ChannelsLast(x.name)),
+        "forward",
+        "flatten",
+    ),
     "padding counted": (
-        "average_pool_exclude", _layers(Pool, lambda x: _replaced(x, Pool, count_include_pad=True)), "forward", "pool"),
+        "average_pool_exclude",
+        _layers(Pool, lambda x: _replaced(x, Pool, count_include_pad=True)),
+        "forward",
+        "pool",
+    ),
     "alpha of the mean": (
-        "lrn", _layers(LRN, lambda x: _replaced(x, LRN, alpha=x.alpha / x.size)), "forward", "lrn"),
+        "lrn",
+        _layers(LRN, lambda x: _replaced(x, LRN, alpha=x.alpha / x.size)),
+        "forward",
+        "lrn",
+    ),
     "eps of batch norm": (
-        "batch_norm_dense", _layers(BatchNorm, lambda x: BatchNorm(x.name, 1e-3)), "forward", "norm"),
+        "batch_norm_dense",
+        _layers(BatchNorm, lambda x: BatchNorm(x.name, 1e-3)),
+        "forward",
+        "norm",
+    ),
     "loss clipped": ("loss_large_logits", ClippedLoss, "loss", "training step"),
     "gradient summed": ("conv_same", SummedLoss, "loss gradient", "logits"),
     "same order": ("sgd", SameOrderEveryEpoch, "input", "batch"),
-    "rate outside velocity": ("momentum_rate_drop", _updates(_rate_outside_velocity), "update", "conv.weight"),
+    "rate outside velocity": (
+        "momentum_rate_drop",
+        _updates(_rate_outside_velocity),
+        "update",
+        "conv.weight",
+    ),
     "eps hat": ("adam_tiny_gradients", _updates(_epsilon_hat), "update", "logits.weight"),
     "eps inside the root": ("rmsprop_large_epsilon", _updates(_inside_root), "update", "conv.weight"),
     "eps inside, small": ("rmsprop", _updates(_inside_root), "update", "conv.weight"),
@@ -166,8 +204,13 @@ FAULTS = {
     "gamma decayed": ("l2_batch_norm", _updates(_decay(include_biases=True)), "update", "conv.bias"),
     "decoupled": ("l2_weights", _updates(_decay(decoupled=True)), "state", "conv.weight.velocity"),
     "clip per tensor": ("clip_active", _updates(_clip_per_tensor), "update", "conv.weight"),
-    "constant in the norm": ("clip_small_norm", _updates(_clip_with_constant), "state", "logits.weight.velocity"),
-}  # fmt: skip
+    "constant in the norm": (
+        "clip_small_norm",
+        _updates(_clip_with_constant),
+        "state",
+        "logits.weight.velocity",
+    ),
+}
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -197,7 +240,10 @@ def test_missing_and_not_finite_values_fail() -> None:
     records[1]["gradient/conv1.weight"] = np.full_like(records[1]["gradient/conv1.weight"], np.nan)
     del records[1]["output_grad/relu2"]
     failed = [check for check in check_records(problem, records) if not check.holds]
-    assert {(check.kind, check.subject) for check in failed} >= {("gradient", "conv1.weight"), ("backward", "flatten")}
+    assert {(check.kind, check.subject) for check in failed} >= {
+        ("gradient", "conv1.weight"),
+        ("backward", "flatten"),
+    }
     assert all(isinstance(check, Check) and check.step == 1 for check in failed)
 
 

@@ -1,12 +1,12 @@
 """Update rules with running error bounds.
 
-Four units in the last place, a natural guess, is wrong for rules that amplify their roundings, so the bound is derived:
-every number is carried with a bound of its error (:class:`Approximate`), each operation adds one rounding of
-its result and what its operands bring in. Constants count as rounded once to the run's type, after 1 - beta
-and 1 - beta^t were formed exactly; recorded state counts as rounded twice (some frameworks keep another form of
-it, such as the momentum buffer without the learning rate). The sum of squares of a global norm has the
-bound of an inner product, see ``bounds``. Frameworks evaluate algebraically equal forms with a few more
-operations, hence the factor 2 at the end.
+Four units in the last place, a natural guess, is wrong for rules that amplify their roundings, so the bound
+is derived: every number is carried with a bound of its error (:class:`Approximate`), each operation adds
+one rounding of its result and what its operands bring in. Constants count as rounded once to the run's
+type, after 1 - beta and 1 - beta^t were formed exactly; recorded state counts as rounded twice (some
+frameworks keep another form of it, such as the momentum buffer without the learning rate). The sum of
+squares of a global norm has the bound of an inner product, see ``bounds``. Frameworks evaluate
+algebraically equal forms with a few more operations, hence the factor 2 at the end.
 """
 
 from __future__ import annotations
@@ -53,8 +53,13 @@ class Approximate:
     def root(self) -> Approximate:
         """The square root; a value whose error reaches zero may become anything from zero on."""
         value = np.sqrt(self.value)
-        return self._rounded(value, value - np.sqrt(np.maximum(self.value - self.error, 0)) + np.sqrt(
-            self.value + self.error) - value)
+        return self._rounded(
+            value,
+            value
+            - np.sqrt(np.maximum(self.value - self.error, 0))
+            + np.sqrt(self.value + self.error)
+            - value,
+        )
 
 
 def expected(

@@ -1,8 +1,9 @@
 """Where drift is born: the first decision (sign of a ReLU, choice of a pool) that two runs take differently.
 
-Until then their difference stays near rounding; a flip makes it jump. A flip is explained by rounding if the
-values that compete lie closer together, in both runs, than the rounding bound of the layer that computed them.
-An exact tie of the reference that the engine decides otherwise counts by the engine's own gap.
+Until then their difference stays near rounding; a flip makes it jump. A flip is explained by rounding if
+the values that compete lie closer together, in both runs, than the rounding bound of the layer that
+computed them. An exact tie of the reference that the engine decides otherwise counts by the engine's own
+gap.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ from tests.conformance.bounds import FLOAT32, Arrays, Bounded
 
 @dataclass(frozen=True)
 class Flip:
-    """The flips of one layer at one step; ``ratio`` is the largest gap over its bound, at most 1 if rounding."""
+    """The flips of one layer at one step; ``ratio`` is the largest gap over its bound, at most 1 if
+    rounding.
+    """
 
     step: int
     layer: str
@@ -38,9 +41,9 @@ class Flip:
     def __str__(self) -> str:
         place = ", ".join(map(str, self.coordinates))
         return (
-            f"step {self.step}, layer {self.layer}: {self.count} of {self.decisions} decisions differ; the widest, at "
-            f"({place}), has the gap {self.gap:.2e} ({self.reference_gap:.2e} in the reference), rounding bound "
-            f"{self.bound:.2e}"
+            f"step {self.step}, layer {self.layer}: {self.count} of {self.decisions} decisions differ; "
+            f"the widest, at ({place}), has the gap {self.gap:.2e} ({self.reference_gap:.2e} in the "
+            f"reference), rounding bound {self.bound:.2e}"
         )
 
 
@@ -49,8 +52,8 @@ def first_flip(
 ) -> Flip | None:
     """The first layer of a step whose decisions differ; None if all agree.
 
-    ``x``, ``parameters`` and ``outputs`` are the engine's, ``reference`` holds the reference's outputs of the same
-    batch in its own run.
+    ``x``, ``parameters`` and ``outputs`` are the engine's, ``reference`` holds the reference's outputs of
+    the same batch in its own run.
     """
     wide = {name: FLOAT32.wide(value) for name, value in parameters.items()}
     engine = {name: FLOAT32.wide(value) for name, value in outputs.items()}
@@ -70,7 +73,9 @@ def first_flip(
 def _own_error(
     layer: bounds.Layer, before: np.ndarray, error: np.ndarray, params: Arrays, shape: tuple[int, ...]
 ) -> np.ndarray:
-    """Rounding bound of a layer's output: its own where it computes, that of its input where it only chooses."""
+    """Rounding bound of a layer's output: its own where it computes, that of its input where it only
+    chooses.
+    """
     if isinstance(layer, (Relu, bounds.Flatten)) or (isinstance(layer, Pool) and layer.kind == "max"):
         return layer.forward(error, params)[0] if not isinstance(layer, Relu) else error
     if isinstance(layer, bounds.Dropout):

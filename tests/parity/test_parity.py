@@ -1,7 +1,7 @@
 """The reference jobs over gRPC in every engine of the catalogue.
 
-Losses of all steps and every parameter after the first must be within 1e-6 of the float64 reference. The only excuse
-is a decision flip inside the rounding bound at an earlier step, which is shown (see ``flips``).
+Losses of all steps and every parameter after the first must be within 1e-6 of the float64 reference. The
+only excuse is a decision flip inside the rounding bound at an earlier step, which is shown (see ``flips``).
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from crosstrain_reference import Network
 from crosstrain_service import convert
 from crosstrain_service.training import Execution
 
-from tests.conftest import Services
 from tests.conformance.bounds import network_of
 from tests.conformance.checks import Problem, check_records, group
+from tests.conftest import Services
 from tests.support import jobs, messages
 from tests.support.catalogue import EngineId, choose
 from tests.support.service import Service
@@ -111,7 +111,9 @@ def test_parameters_and_certificate_of_the_first_step(
     record = first_steps(engine, work.model.name)
     after = group(record, "parameter_after")
     assert set(after) == set(expected.first.parameters)
-    worst = {name: float(np.abs(after[name] - value).max()) for name, value in expected.first.parameters.items()}
+    worst = {
+        name: float(np.abs(after[name] - value).max()) for name, value in expected.first.parameters.items()
+    }
     name = max(worst, key=worst.__getitem__)
     MEASURED.append(
         f"{str(engine):<24} {work.model.name} parameters after step 0: {worst[name]:.1e} ({name})"
@@ -123,8 +125,8 @@ def test_parameters_and_certificate_of_the_first_step(
     assert not failures, "\n".join(failures[:5])
     top = max(checks, key=lambda check: check.ratio)
     MEASURED.append(
-        f"{str(engine):<24} {work.model.name} certificate of step 0: {len(checks)} checks, worst {top.ratio:.2f} of "
-        f"the bound ({top.kind} of {top.subject})"
+        f"{str(engine):<24} {work.model.name} certificate of step 0: {len(checks)} checks, "
+        f"worst {top.ratio:.2f} of the bound ({top.kind} of {top.subject})"
     )
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import grpc
 import numpy as np
+from crosstrain.launch.environments import Unavailable
 from crosstrain_protos.v1 import (
     artifact_pb2,
     artifact_pb2_grpc,
@@ -23,8 +24,6 @@ from crosstrain_protos.v1 import (
 from crosstrain_service import weights
 from crosstrain_service.capabilities import EMULATED, EXACT, UNSUPPORTED, Feature
 from google.rpc import error_details_pb2, status_pb2
-
-from crosstrain.launch.environments import Unavailable
 
 from . import catalogue
 

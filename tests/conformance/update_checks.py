@@ -1,0 +1,97 @@
+"""Local checks of the update rule."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+from crosstrain_reference import Network
+
+from . import bounds, updates
+from .bounds import Arithmetic, Arrays, Bounded
+from .comparison import Check, Problem, compare, group
+from .losses import loss_gradient
+
+
+def check_update(
+    problem: Problem,
+    network: Network,
+    step: int,
+    record: Arrays,
+    local: Mapping[str, Any],
+    arithmetic: Arithmetic,
+) -> Iterator[Check]:
+    """The update rule applied to the engine's own gradients, state and parameters.
+
+    Frameworks compile the training step and the recording pass apart, so that the gradient which was used
+    need not be bitwise the recorded one. An update outside the bound for the recorded gradient is judged
+    again, first with twice the ``local`` bound of that gradient (kind "update, resummed": the same products
+    added in another order), then with the distance of two correct passes ("update, own pass").
+    """
+    params, gradients = group(record, "parameter"), group(record, "gradient")
+    if set(params) != set(gradients):
+        yield Check(
+            "update", ", ".join(sorted(set(params) ^ set(gradients))), step, np.inf, ": no gradient recorded"
+        )
+        return
+    try:
+        open_checks = list(_update(problem, step, record, arithmetic, {}))
+    except KeyError as error:
+        yield Check("state", str(error), step, np.inf, ": not recorded")
+        return
+    tiers: list[tuple[str, Callable[[], Mapping[str, Any]]]] = [
+        (", resummed", lambda: {name: 2 * value for name, value in local.items()}),
+        (", own pass", lambda: gradient_distance(network, record, arithmetic)),
+    ]
+    strict = {(check.kind, check.subject): check for check in open_checks}
+    for suffix, distance in tiers:
+        yield from (check for check in open_checks if check.holds)
+        subjects = {(check.kind.split(",")[0], check.subject) for check in open_checks if not check.holds}
+        if not subjects:
+            return
+        again = _update(problem, step, record, arithmetic, distance())
+        open_checks = [
+            dataclasses.replace(check, kind=check.kind + suffix)
+            for check in again
+            if (check.kind, check.subject) in subjects
+        ]
+    for check in open_checks:
+        yield check if check.holds else strict[check.kind.split(",")[0], check.subject]
+
+
+def _update(
+    problem: Problem, step: int, record: Arrays, arithmetic: Arithmetic, distance: Mapping[str, np.ndarray]
+) -> Iterator[Check]:
+    rate = float(problem.training.learning_rates[step])
+    after, state_after = updates.expected(
+        problem.training, group(record, "parameter"), group(record, "gradient"), group(record, "state"),
+        rate, step, arithmetic, distance)  # fmt: skip
+    found, found_state = group(record, "parameter_after"), group(record, "state_after")
+    for name, wanted in after.items():
+        yield compare("update", name, step, found.get(name), wanted)
+    for name, wanted in state_after.items():
+        yield compare("state", name, step, found_state.get(name), wanted)
+    for name in sorted(set(found_state) - set(state_after)):
+        yield Check("state", name, step, np.inf, ": is no state of this rule")
+
+
+def gradient_distance(network: Network, record: Arrays, arithmetic: Arithmetic) -> dict[str, np.ndarray]:
+    """How far two correct computations of every parameter's gradient may be apart: twice the bound of the
+    whole forward and backward pass from the recorded input and parameters.
+    """
+    params = {name: arithmetic.wide(value) for name, value in group(record, "parameter").items()}
+    masks = {name: arithmetic.wide(value) for name, value in group(record, "mask").items()}
+    x = Bounded(arithmetic.wide(record["input"]))
+    inputs, traces = {}, {}
+    for layer in network.layers:
+        inputs[layer.name] = x.error
+        x, traces[layer.name] = bounds.forward(layer, x, params, arithmetic, mask=masks.get(layer.name))
+    dy = loss_gradient(x.value, record["labels"], x.error, arithmetic)
+    found = {}
+    for layer in reversed(network.layers):
+        name = layer.name
+        dy, own = bounds.backward(layer, dy, traces[name], params, arithmetic, inputs[name])
+        found.update({key: 2 * np.asarray(value.error) for key, value in own.items()})
+    return found
