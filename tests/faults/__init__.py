@@ -1,0 +1,1 @@
+"""Jobs whose processes are killed."""
