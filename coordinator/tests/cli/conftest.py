@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from doubles.world import World
 
 from crosstrain.cli import main
+from doubles.world import World
 
 
 @dataclass

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from doubles.world import World
 from typer.testing import CliRunner
 
 from crosstrain.cli import main as cli_main
 from crosstrain.cli.main import app
+from doubles.world import World
 
 Cli = Callable[..., Any]
 

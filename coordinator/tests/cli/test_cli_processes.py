@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from doubles.environments import reference_cache
 
 COMMAND = [sys.executable, "-m", "crosstrain"]
@@ -96,6 +97,22 @@ def test_run_starts_and_stops_what_it_needs(variables: dict[str, str], job: Path
     assert "\x1b" not in done.stdout + done.stderr, "no colours outside of a terminal"
     assert not (tmp_path / "up" / "up.json").exists()
     assert not _processes_of(tmp_path)
+
+
+def test_a_second_run_waits_for_the_first(variables: dict[str, str], job: Path, tmp_path: Path) -> None:
+    reference_only(job)
+    command = [*COMMAND, "run", str(job), "--results"]
+    both = [
+        subprocess.Popen(
+            [*command, str(tmp_path / name)], env=variables, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        for name in ("one", "two")
+    ]
+    ends = [process.communicate(timeout=100) for process in both]
+    assert [process.returncode for process in both] == [0, 0], ends
+    assert sum("waiting for it" in err for _, err in ends) == 1
+    assert (tmp_path / "one" / "results.csv").exists()
+    assert (tmp_path / "two" / "results.csv").exists()
 
 
 def test_ctrl_c_ends_a_run_and_all_its_processes(variables: dict[str, str], job: Path, tmp_path: Path) -> None:

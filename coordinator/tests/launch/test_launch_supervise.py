@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 from crosstrain_service.rundir import start_time
-from doubles.environments import reference_cache
 
 from crosstrain.client import Client
 from crosstrain.launch.catalogue import load_catalogue
@@ -20,6 +19,7 @@ from crosstrain.launch.environments import Environment, Unavailable
 from crosstrain.launch.processes import Process
 from crosstrain.launch.state import InUse, StateFolder, is_alive, running
 from crosstrain.launch.supervise import StartError, Supervisor
+from doubles.environments import reference_cache
 
 READY = "import sys, time; open(sys.argv[1], 'w').write('4711\\n'); time.sleep(60)"
 

@@ -51,7 +51,8 @@ def test_the_job_itself_is_fine() -> None:
         ("[torch, reference]", "[]", 9, "engines", "must hold at least 1 values, not 0"),
         ("[torch,", "[Torch,", 9, "engines[0]", "must be an engine: name or name@version in lower case, not 'Torch'"),
         ("[torch,", "[torch, torch,", 9, "engines[1]", "'torch' is listed twice; repeats: N runs each N times"),
-        ("reference: 1}", "lasagne: 1}", 11, "runs_of.lasagne", "'lasagne' is not one of the engines: torch, reference"),
+        ("reference: 1}", "lasagne: 1}", 11, "runs_of.lasagne",
+         "'lasagne' is not one of the engines: torch, reference"),
         ("reference: 1}", "reference: 3}", 11, "runs_of.reference", "3 is more than repeats, which is 2"),
         ("train.csv", "3", 3, "data.train", "must be a text, not 3"),
         ("test: test.csv", "labels: hot", 3, "data.labels", "must be 'index', 'map' or 'onehot', not 'hot'"),
@@ -104,7 +105,8 @@ def test_a_union_reports_the_alternative_that_was_meant() -> None:
 def test_layers() -> None:
     text = JOB.replace(
         "model: cnn2",
-        "model:\n  layers:\n  - conv: {channels: 1}\n  - convolution: {channels: 8, kernel: [3, 'x'], padding: {begin: 1}}\n"
+        "model:\n  layers:\n  - conv: {channels: 1}\n"
+        "  - convolution: {channels: 8, kernel: [3, 'x'], padding: {begin: 1}}\n"
         "  - {dense: {units: many}}\n  - softmax\n  - {relu: {}, flatten: {}}",
     )
     found = violations(text)

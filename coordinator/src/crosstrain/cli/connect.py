@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import contextlib
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -14,7 +14,7 @@ from crosstrain_service.errors import CrosstrainError
 from crosstrain.client import Client
 from crosstrain.launch.catalogue import Catalogue, CatalogueError, load_catalogue
 from crosstrain.launch.state import InUse, StateFolder, running, state_folder
-from crosstrain.launch.supervise import DEFAULT_ADDRESS, ServiceStatus, StartError, Supervisor
+from crosstrain.launch.supervise import DEFAULT_ADDRESS, ServiceStatus, Supervisor
 
 from .exits import CommandError
 from .failures import quiet_libraries
@@ -22,6 +22,7 @@ from .output import Output
 
 #: Seconds to wait until services that are ready have registered.
 REGISTER_SECONDS = 60.0
+_POLL_SECONDS = 0.5
 _NO_COORDINATOR = "no coordinator answers at {address}"
 _REMEDY = "start one with 'crosstrain up', or name one with --coordinator"
 
@@ -62,33 +63,46 @@ def connected_or_started(
     """A client of a running coordinator, or of one that is started here with the services of ``engines``.
 
     What was started here is stopped at the end. A coordinator that was named and does not
-    answer is an error.
+    answer is an error; one that another command started for its own job is waited for.
     """
-    address = find_address(given, state_dir)
-    if answers(address):
-        with Client(address) as client:
+    folder = _joined_or_locked(output, given, state_dir)
+    if isinstance(folder, str):
+        with Client(folder) as client:
             yield client, None
         return
-    if given:
-        raise CommandError(_NO_COORDINATOR.format(address=given), remedy=_REMEDY)
-    catalogue = load_catalogue()
-    names = services_of(catalogue, engines)
+    supervisor = None
     try:
-        folder = StateFolder(state_folder(state_dir))
-    except InUse:
-        address = _wait_for_up(state_folder(state_dir), output)
-        with Client(address) as client:
-            yield client, None
-        return
-    supervisor = Supervisor(folder, catalogue, names, "127.0.0.1:0", say=output.note)
-    try:
+        catalogue = load_catalogue()
+        names = services_of(catalogue, engines)
+        supervisor = Supervisor(folder, catalogue, names, "127.0.0.1:0", temporary=True, say=output.note)
         supervisor.start()
         with Client(supervisor.address) as client:
             _wait_registered(client, supervisor.services)
             yield client, supervisor
     finally:
-        supervisor.stop()
+        if supervisor is not None:
+            supervisor.stop()
         folder.release()
+
+
+def _joined_or_locked(output: Output, given: str, state_dir: Path | None) -> str | StateFolder:
+    """The address of a coordinator that answers, or the state folder, held for starting one."""
+    path = state_folder(state_dir)
+    told = False
+    while True:
+        found = None if given else running(path)
+        if found is None or (found.ready and not found.temporary):
+            address = find_address(given, state_dir)
+            if answers(address):
+                return address
+            if given:
+                raise CommandError(_NO_COORDINATOR.format(address=given), remedy=_REMEDY)
+            with contextlib.suppress(InUse):
+                return StateFolder(path)
+        if not told:
+            output.note("another crosstrain command is at work in this state folder; waiting for it")
+            told = True
+        time.sleep(_POLL_SECONDS)
 
 
 def services_of(catalogue: Catalogue, engines: Sequence[str]) -> set[str]:
@@ -149,17 +163,3 @@ def _wait_registered(client: Client, services: Sequence[ServiceStatus]) -> None:
             if error.reason != "SERVICE_UNREACHABLE":
                 raise
         time.sleep(0.2)
-
-
-def _wait_for_up(path: Path, output: Output, seconds: float = 600.0) -> str:
-    """Waits for another process's 'crosstrain up' to be ready, and returns its address."""
-    output.note("another crosstrain up is starting here; waiting for it")
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        found = running(path)
-        if found is None:
-            raise StartError("the other crosstrain up ended; run the command again")
-        if found.ready and found.address:
-            return found.address
-        time.sleep(0.5)
-    raise InUse(os.getpid())

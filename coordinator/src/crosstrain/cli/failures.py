@@ -25,11 +25,14 @@ _LINE = re.compile(r"line (\d+): (.*)\Z", re.DOTALL)
 class DocumentError(Exception):
     """A job document that cannot be used, with the name of its file; ``error`` says why."""
 
-    def __init__(self, error: CrosstrainError, source: str, model_source: str = "") -> None:
+    def __init__(
+        self, error: CrosstrainError, source: str, model_source: str = "", lines_known: bool = True
+    ) -> None:
         super().__init__(str(error))
         self.error = error
         self.source = source
         self.model_source = model_source
+        self.lines_known = lines_known
 
     def lines(self) -> list[str]:
         """One line per violation: file, line, field, message."""
@@ -42,7 +45,7 @@ class DocumentError(Exception):
             inside_model = self.model_source and violation.field.startswith("model")
             source = self.model_source if inside_model else self.source
             text = text.removeprefix(f"{violation.field}: ")
-            place = source if line is None else f"{source}:{line}"
+            place = source if line is None or not self.lines_known else f"{source}:{line}"
             result.append(": ".join(part for part in (place, violation.field, text) if part))
         return result or [f"{self.source}: {self.error.message}"]
 
@@ -53,8 +56,11 @@ def report(error: Exception) -> int:
     values: dict[str, Any] = {"reason": "", "message": str(error)}
     if isinstance(error, TyperException):
         code = exits.USAGE
-        lines = [f"{error.format_message()} (see --help)"]
         values["reason"] = "USAGE"
+        if error.format_message().startswith("Usage:"):  # no command at all: the help itself
+            print(error.format_message(), file=sys.stderr)
+            return code
+        lines = [f"{error.format_message()} (see --help)"]
     elif isinstance(error, exits.CommandError):
         code = error.code
         lines = [error.message, *([f"To fix it: {error.remedy}"] if error.remedy else [])]

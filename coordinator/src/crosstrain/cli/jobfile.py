@@ -30,28 +30,34 @@ from .output import Output
 class JobFile:
     """A checked job file.
 
-    ``text`` is what is sent: the file itself, or, where a model file was inlined, all of it
-    written anew. ``model_source`` is the name of the model file, or empty.
+    ``text`` is what is sent: the file itself if ``verbatim``, else (where a model file was inlined or a
+    field replaced) all of it written anew. ``model_source`` is the name of the model file, or empty.
     """
 
     path: Path
     text: str
     spec: JobSpec
     model_source: str = ""
+    verbatim: bool = True
 
     @property
     def source(self) -> str:
         """The file as the user named it, for messages."""
         return str(self.path)
 
-    def failed(self, error: CrosstrainError) -> DocumentError:
-        """The error with the names of the files in front of its lines."""
-        return DocumentError(error, self.source, self.model_source)
+    def failed(self, error: CrosstrainError, remote: bool = False) -> DocumentError:
+        """The error with the names of the files in front of its lines.
+
+        Lines that the coordinator (``remote``) found are of the text that was sent to it.
+        """
+        return DocumentError(error, self.source, self.model_source, not remote or self.verbatim)
 
     def with_spec(self, **changes: Any) -> JobFile:
         """The same with some fields of the document replaced."""
-        text = dump_document(self.spec.model_copy(update=changes))
-        return JobFile(self.path, text, parse_document(text), self.model_source)
+        spec = self.spec.model_copy(update=changes)  # keeps the lines of the file
+        text = dump_document(spec)
+        parse_document(text)
+        return JobFile(self.path, text, spec, self.model_source, verbatim=False)
 
 
 @dataclass(frozen=True)
@@ -113,7 +119,7 @@ def _with_model_file(path: Path, text: str, name: str) -> JobFile:
         spec = validate(document)
     except CrosstrainError as error:
         raise DocumentError(error, str(path), str(model_path)) from None
-    return JobFile(path, dump_document(spec), spec, str(model_path))
+    return JobFile(path, dump_document(spec), spec, str(model_path), verbatim=False)
 
 
 def _read(path: Path) -> str:

@@ -53,7 +53,7 @@ def up(
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, stop)
     supervisor = Supervisor(
-        folder, catalogue, services, listen or _free_address(output), data_dir, output.note
+        folder, catalogue, services, listen or _free_address(output), data_dir, say=output.note
     )
     try:
         starter = threading.Thread(target=_start, args=(supervisor, told), name="start", daemon=True)

@@ -210,7 +210,7 @@ def _create(client: Client, job: JobFile, plan: _Plan | None, job_id: str) -> co
         return client.create_job(job.text, train, test, job_id)
     except CrosstrainError as error:
         if error.reason in ("INVALID_JOB", "INVALID_MODEL"):
-            raise job.failed(error) from None
+            raise job.failed(error, remote=True) from None
         raise
 
 

@@ -37,6 +37,8 @@ class Running:
     address: str
     ready: bool
     services: list[dict[str, Any]]
+    #: It ends with the one job that it was started for.
+    temporary: bool = False
 
 
 def state_folder(given: str | Path | None = None, environ: Mapping[str, str] | None = None) -> Path:
@@ -80,7 +82,9 @@ class StateFolder:
         """Artifacts of the coordinator and of all services: none of them is ever copied."""
         return self.path / "artifacts"
 
-    def publish(self, address: str, ready: bool, services: list[dict[str, Any]]) -> None:
+    def publish(
+        self, address: str, ready: bool, services: list[dict[str, Any]], temporary: bool = False
+    ) -> None:
         """Tells other processes where the coordinator is."""
         values = {
             "pid": os.getpid(),
@@ -88,6 +92,7 @@ class StateFolder:
             "address": address,
             "ready": ready,
             "services": services,
+            "temporary": temporary,
         }
         _write(self.path / _UP, values)
 
@@ -112,7 +117,8 @@ def running(path: Path) -> Running | None:
     try:
         if not values or not is_alive(values["pid"], values["started"]):
             return None
-        return Running(values["pid"], values["address"], values["ready"], values["services"])
+        names = ("pid", "address", "ready", "services", "temporary")
+        return Running(**{name: values[name] for name in names})
     except (KeyError, TypeError):
         return None
 

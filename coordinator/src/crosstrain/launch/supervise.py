@@ -70,6 +70,7 @@ class Supervisor:
         names: names of the services to run; None means all.
         listen: host:port of the coordinator; port 0 takes a free one.
         data_dir: the folder whose files jobs may name by path; None means none.
+        temporary: it ends with one job, so that others should not rely on it.
         say: takes one line of progress.
     """
 
@@ -80,6 +81,7 @@ class Supervisor:
         names: Iterable[str] | None = None,
         listen: str = DEFAULT_ADDRESS,
         data_dir: Path | None = None,
+        temporary: bool = False,
         say: Say = lambda line: None,
     ) -> None:
         wanted = None if names is None else set(names)
@@ -87,6 +89,7 @@ class Supervisor:
         self._catalogue = catalogue
         self._listen = listen
         self._data_dir = data_dir
+        self._temporary = temporary
         self._say = say
         self._guard = threading.RLock()
         self._stopping = False
@@ -220,7 +223,7 @@ class Supervisor:
                 return
             self._folder.remember([process.pid for process in processes if process.pid])
             services = [status.to_json() for status in self.services]
-            self._folder.publish(self.address, self._ready, services)
+            self._folder.publish(self.address, self._ready, services, self._temporary)
 
 
 def end_runs(service_state: Path) -> None:
