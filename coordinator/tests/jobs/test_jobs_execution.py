@@ -182,6 +182,22 @@ def test_a_full_disk_is_waited_for(world: World, monkeypatch: pytest.MonkeyPatch
     assert set(service.executions.values()) == {1}
 
 
+def test_a_run_that_is_given_up_is_ended_at_its_service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(tmp_path, patience_seconds=0.5)
+
+    def full(run_id: str, events: list[run_pb2.RunEvent]) -> bool:
+        raise CrosstrainError("STORAGE_FULL", "no room")
+
+    try:
+        service = world.service(steps=1000, delay=0.05)
+        monkeypatch.setattr(world.server.store.runs, "append", full)
+        job = world.finished(world.create(document(), "j").job_id)
+        assert job.error.reason == errors_pb2.ERROR_REASON_STORAGE_FULL
+        wait_for(lambda: not service.running)
+    finally:
+        world.close()
+
+
 def test_a_full_service_is_asked_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     service = world.service()
     submit, refusals = service._submit, []

@@ -33,7 +33,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
     def stop(self) -> None:
         """Ends all streams; their clients come again with their cursors."""
         self._stopping.set()
-        self._store.jobs.events_changed.notify()
+        self._store.jobs.events_changed.notify_all()
 
     def CreateJob(
         self, request: coordinator_pb2.CreateJobRequest, context: grpc.ServicerContext
@@ -73,7 +73,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
         try:
             after = request.after_sequence
             while context.is_active() and not self._stopping.is_set():
-                seen = self._store.jobs.events_changed.count
+                seen = self._store.jobs.events_changed.count(request.job_id)
                 events, complete = self._store.jobs.events(request.job_id, after)
                 if events:
                     yield coordinator_pb2.WatchJobResponse(events=events)
@@ -81,7 +81,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
                 if complete:
                     return
                 if not events:
-                    self._store.jobs.events_changed.wait(seen, POLL_SECONDS)
+                    self._store.jobs.events_changed.wait(seen, POLL_SECONDS, request.job_id)
         finally:
             self._watchers.release()
         if self._stopping.is_set():

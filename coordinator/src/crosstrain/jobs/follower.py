@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import random
 import threading
@@ -100,6 +101,7 @@ class RunFollower:
             except grpc.RpcError as error:
                 if not lost_run(from_rpc(error)):
                     raise
+            self._confirm(self._channel(row), row)
             if row.cancel_requested:
                 self._store.runs.end(row.run_id, run_pb2.RUN_STATE_CANCELLED)
                 return True
@@ -211,7 +213,16 @@ class RunFollower:
 
     def _end(self, error: errors_pb2.Error) -> None:
         try:
+            row = self._store.jobs.run(self._run_id)
+            if row.submissions:
+                self._release(row)
             self._store.runs.end(self._run_id, run_pb2.RUN_STATE_FAILED, error)
         except CrosstrainError:
             # The store does not answer: the next round of follow() comes here again.
             self._stopping.wait(_LONGEST_WAIT)
+
+    def _release(self, row: RunRow) -> None:
+        """Ends a run that is given up, if its service can be reached, so that it frees its device."""
+        stub = service_pb2_grpc.TrainingServiceStub(self._channel(row))
+        with contextlib.suppress(grpc.RpcError):
+            stub.CancelRun(service_pb2.CancelRunRequest(run_id=row.run_id), timeout=5.0)

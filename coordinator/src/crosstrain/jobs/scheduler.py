@@ -79,7 +79,7 @@ class Scheduler:
 
     def _loop(self) -> None:
         while not self._stopping.is_set():
-            seen = self._store.jobs.work_changed.count
+            seen = self._store.jobs.work_changed.count()
             try:
                 if self._lock.acquire():
                     self._round()

@@ -58,7 +58,7 @@ class JobStore:
                 journal.close()
         except IntegrityError:
             return False
-        self._changed()
+        self._changed(job.job_id)
         return True
 
     def add_runs(self, job_id: str, runs: list[NewRun]) -> None:
@@ -77,7 +77,7 @@ class JobStore:
                 ).scalar_one_or_none()
                 _add_runs(connection, journal, job_id, runs, 0 if count is None else count + 1)
             journal.close(evaluation_pending=False)
-        self._changed()
+        self._changed(job_id)
 
     def body_digest(self, job_id: str) -> str | None:
         """Digest of the request that created a job; None if there is no such job."""
@@ -221,10 +221,10 @@ class JobStore:
                 journal.job.error.CopyFrom(error)
             journal.append([coordinator_pb2.JobEvent(state_changed=change)])
             journal.close()
-        self._changed()
+        self._changed(job_id)
 
-    def _changed(self) -> None:
-        self.events_changed.notify()
+    def _changed(self, job_id: str) -> None:
+        self.events_changed.notify(job_id)
         self.work_changed.notify()
 
 

@@ -37,7 +37,8 @@ class JobJournal:
         if row is None:
             raise CrosstrainError("JOB_NOT_FOUND", f"there is no job {job_id!r}", "job_id")
         self._connection = connection
-        self._job_id = job_id
+        #: The job's id.
+        self.job_id = job_id
         self._sequence: int = row.last_sequence
         #: The job's record; written back by :meth:`close`.
         self.job = coordinator_pb2.Job.FromString(row.record)
@@ -54,7 +55,7 @@ class JobJournal:
             of_run = event.WhichOneof("event") == "run_event"
             rows.append(
                 {
-                    "job_id": self._job_id,
+                    "job_id": self.job_id,
                     "sequence": self._sequence,
                     "run_id": event.run_event.run_id if of_run else None,
                     "run_sequence": event.run_event.sequence if of_run else None,
@@ -74,7 +75,7 @@ class JobJournal:
         self.job.last_sequence = self._sequence
         self._connection.execute(
             update(jobs)
-            .where(jobs.c.job_id == self._job_id)
+            .where(jobs.c.job_id == self.job_id)
             .values(
                 last_sequence=self._sequence,
                 state=self.job.state,

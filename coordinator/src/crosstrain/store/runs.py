@@ -60,7 +60,7 @@ class RunStore:
                 _save(connection, record, last_sequence=sequence)
         ended = record.run.state in TERMINAL_RUN_STATES
         if stored:
-            self._jobs.events_changed.notify()
+            self._jobs.events_changed.notify(journal.job_id)
             if ended:
                 self._jobs.work_changed.notify()
         return ended
@@ -91,7 +91,7 @@ class RunStore:
             journal.run_changed(record)
             journal.close()
             _save(connection, record)
-        self._jobs.events_changed.notify()
+        self._jobs.events_changed.notify(journal.job_id)
 
     def place(self, run_id: str, service: str, device_key: str) -> None:
         """Moves a run that has not been submitted to another service."""
@@ -100,7 +100,7 @@ class RunStore:
             journal.run_changed(record)
             journal.close()
             _save(connection, record, service=service, device_key=device_key)
-        self._jobs.events_changed.notify()
+        self._jobs.events_changed.notify(journal.job_id)
 
     def end(self, run_id: str, state: run_pb2.RunState.ValueType, error: errors_pb2.Error | None = None) -> None:
         """Ends a run from the coordinator's side; nothing if it has ended before."""
@@ -114,7 +114,7 @@ class RunStore:
             journal.run_changed(record)
             journal.close()
             _save(connection, record)
-        self._jobs.events_changed.notify()
+        self._jobs.events_changed.notify(journal.job_id)
         self._jobs.work_changed.notify()
 
     @contextlib.contextmanager
