@@ -7,12 +7,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from crosstrain_service.capabilities import EXACT
 
 from tests.support.catalogue import EngineId, choose
 
 from .cases import CASES, Case
 from .checks import check_records
 from .conftest import note
+from .declared import LISTED, documented, sign
 from .suite import PRECISIONS, PROBE_SECONDS, Conformance, lacking, wanted
 
 KNOWN = tomllib.loads((Path(__file__).parent / "known_failures.toml").read_text()).get("failure", [])
@@ -60,6 +62,18 @@ def test_case(
     note(str(engine), case.name, checks)
     assert not failures, f"{len(failures)} failures, first of all:\n" + "\n".join(failures[:8])
     assert len(checks) > 8 * len(case.steps), "the checks did not cover the steps"
+
+
+def test_declared_features_are_documented(
+    engine: EngineId, conformance: Callable[[EngineId], Conformance]
+) -> None:
+    declared = conformance(engine).declared
+    shown = documented(str(engine))
+    assert shown, f"docs/semantics.md has no column for {engine}: run python -m tests.conformance.declared"
+    assert shown == {name: sign(declared.get(name)) for name in LISTED}
+    for name, feature in declared.items():
+        if feature.support != EXACT:
+            assert feature.note, f"{name} is {feature.support} without a note that says how or why"
 
 
 def test_known_failures_name_cases_and_engines() -> None:

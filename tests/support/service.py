@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -27,7 +28,7 @@ from google.rpc import error_details_pb2, status_pb2
 
 from . import catalogue
 
-_START_SECONDS = 180
+_START_SECONDS = 300
 _CHUNK = 512 << 10
 _SUPPORT = {
     service_pb2.SUPPORT_EXACT: EXACT,
@@ -95,8 +96,9 @@ class Service:
         self.close()
 
     def close(self) -> None:
-        """Ends the process and removes its state folder."""
+        """Ends the process, with its runs, and removes its state folder."""
         if self.process.poll() is None:
+            self._cancel_runs()
             self.process.terminate()
             try:
                 self.process.wait(10)
@@ -105,6 +107,17 @@ class Service:
                 self.process.wait()
         if self._temporary is not None:
             self._temporary.cleanup()
+
+    def _cancel_runs(self) -> None:
+        """Ends unfinished runs, whose processes would outlive the front."""
+        if not hasattr(self, "training"):
+            return
+        try:
+            for run in self.training.ListRuns(service_pb2.ListRunsRequest(), timeout=10).runs:
+                if run.state in (run_pb2.RUN_STATE_QUEUED, run_pb2.RUN_STATE_RUNNING):
+                    self.training.CancelRun(service_pb2.CancelRunRequest(run_id=run.run_id), timeout=20)
+        except grpc.RpcError as error:
+            print(f"service {self.name}: {error.code().name}", file=sys.stderr)
 
     def describe(self) -> dict[str, service_pb2.EngineDescription]:
         """Descriptions of the engines by name."""
