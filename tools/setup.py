@@ -45,11 +45,11 @@ def build_all() -> int:
 
 
 def remove_all() -> int:
-    """Removes the folder that holds the environments."""
-    folder = cache_root() / "envs"
-    if folder.is_dir():
-        shutil.rmtree(folder)
-        print(f"removed {folder}")
+    """Removes the folders that hold the environments and the wheels built for them."""
+    for folder in (cache_root() / "envs", cache_root() / "wheels"):
+        if folder.is_dir():
+            shutil.rmtree(folder)
+            print(f"removed {folder}")
     return 0
 
 

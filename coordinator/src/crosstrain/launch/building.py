@@ -10,6 +10,7 @@ import fcntl
 import os
 import re
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -24,6 +25,8 @@ _NETWORK_FAILURE = re.compile(
     r"|IncompleteRead|ProtocolError|Remote end closed|Network is unreachable|SSLError|50[0234] Server Error",
     re.IGNORECASE,
 )
+_BUILD_STEP = re.compile(r"^\s*\[(\d+)/(\d+)\] ", re.MULTILINE)
+_PROGRESS_SECONDS = 20.0
 _STEP_SECONDS = 3600
 _RETRY_AFTER_SECONDS = 3.0
 _LOG_TAIL_CHARACTERS = 20_000
@@ -77,15 +80,50 @@ def pip_install(
 ) -> None:
     """Installs a lock file; a network failure is tried once more. Raises BuildError."""
     say(f"{name}: installing {lock_file.name}")
-    pip = [
-        str(folder / "bin" / "python"),
-        "-m",
-        "pip",
-        "install",
-        "--no-input",
-        "--disable-pip-version-check",
+    command = [*_pip(folder, "install"), *options, "-r", str(lock_file)]
+    _with_a_second_try(name, command, folder, lock, environ, say)
+
+
+def pip_install_wheel(wheel: Path, folder: Path, lock: int, environ: Mapping[str, str] | None) -> None:
+    """Installs one wheel file whose dependencies are there. Raises BuildError."""
+    command = [*_pip(folder, "install"), "--no-deps", "--no-index", str(wheel)]
+    _run(command, folder, lock, environ, f"see {log_of(folder)}")
+
+
+def pip_wheel(
+    name: str,
+    project: Path,
+    destination: Path,
+    folder: Path,
+    lock: int,
+    environ: Mapping[str, str] | None,
+    say: Progress,
+) -> None:
+    """Builds a project's wheel into ``destination`` with the environment in ``folder``. Raises BuildError."""
+    # The log holds the compiler's steps, from which the progress is read.
+    command = [*_pip(folder, "wheel"), "--verbose", "--no-deps", "-w", str(destination), str(project)]
+    variables = dict(os.environ if environ is None else environ)
+    variables.setdefault("CMAKE_BUILD_PARALLEL_LEVEL", str(os.cpu_count() or 1))
+    with _shown_progress(name, folder, say):
+        _with_a_second_try(name, command, folder, lock, variables, say)
+
+
+def _pip(folder: Path, action: str) -> list[str]:
+    python = str(folder / "bin" / "python")
+    return [
+        *(python, "-m", "pip", action),
+        *("--no-input", "--disable-pip-version-check", "--progress-bar", "off"),
     ]
-    command = [*pip, "--progress-bar", "off", *options, "-r", str(lock_file)]
+
+
+def _with_a_second_try(
+    name: str,
+    command: Sequence[str],
+    folder: Path,
+    lock: int,
+    environ: Mapping[str, str] | None,
+    say: Progress,
+) -> None:
     for attempt in (1, 2):
         try:
             _run(command, folder, lock, environ, f"see {log_of(folder)}")
@@ -100,6 +138,28 @@ def pip_install(
                 ) from failure
             say(f"{name}: the network failed, trying once more")
             time.sleep(_RETRY_AFTER_SECONDS)
+
+
+@contextlib.contextmanager
+def _shown_progress(name: str, folder: Path, say: Progress) -> Iterator[None]:
+    """Reports now and then how far the build is whose steps, ``[12/110]``, are in the log."""
+    stop = threading.Event()
+    started = time.monotonic()
+
+    def watch() -> None:
+        while not stop.wait(_PROGRESS_SECONDS):
+            steps = _BUILD_STEP.findall(_tail(folder))
+            if steps:
+                done, total = steps[-1]
+                say(f"{name}: compiling, {done} of {total} files, {time.monotonic() - started:.0f} s")
+
+    watcher = threading.Thread(target=watch, name="build progress", daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        watcher.join()
 
 
 def log_of(folder: Path) -> Path:

@@ -29,6 +29,7 @@ _SERVICE_FIELDS = {
     "index_variable",
     "python_headers",
     "system",
+    "build",
 }
 
 
@@ -55,6 +56,7 @@ class Service:
     index_variable: str | None = None
     python_headers: bool = False
     system: tuple[SystemPackage, ...] = ()
+    build: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -181,6 +183,7 @@ def _service(entry: object, number: int, base: Path) -> Service:
         index_variable=_string(table, "index_variable", where) if "index_variable" in table else None,
         python_headers=headers,
         system=_system(table.get("system", []), where),
+        build=_path(table, "build", where, base) if "build" in table else None,
     )
 
 

@@ -26,10 +26,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from crosstrain.launch.building import BuildError, Progress, create_venv, exclusive, pip_install
+from crosstrain.launch.building import (
+    BuildError,
+    Progress,
+    create_venv,
+    exclusive,
+    pip_install,
+    pip_install_wheel,
+)
 from crosstrain.launch.catalogue import Catalogue, Service
 from crosstrain.launch.interpreters import Interpreter, find_interpreter
 from crosstrain.launch.system import SystemPackage, missing_packages, remedy_for
+from crosstrain.launch.wheels import cached_wheel, project_key
 
 # Raise this when the way of building changes so that existing environments must not be used.
 _KEY_FORMAT = "1"
@@ -48,13 +56,17 @@ class Layer:
 
 @dataclass(frozen=True)
 class Recipe:
-    """What an environment is built from. ``pythons`` are versions in order of preference."""
+    """What an environment is built from. ``pythons`` are versions in order of preference.
+
+    ``build`` is the folder of a project whose wheel is built on this machine and installed as well.
+    """
 
     name: str
     pythons: tuple[str, ...]
     base: Layer
     system: tuple[SystemPackage, ...] = ()
     python_headers: bool = False
+    build: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -132,6 +144,7 @@ def service_recipe(service: Service, environ: Mapping[str, str] | None = None) -
         Layer("base", service.lock, tuple(options)),
         service.system,
         service.python_headers,
+        service.build,
     )
 
 
@@ -151,16 +164,16 @@ def cache_root(environ: Mapping[str, str] | None = None) -> Path:
     return Path(base).expanduser().absolute() / "crosstrain"
 
 
-def environment_key(layer: Layer, python: str) -> str:
+def environment_key(layer: Layer, python: str, built: str = "") -> str:
     """Twelve hex digits that change with the pins, the Python version, the platform or pip's options.
 
-    Comments, blank lines and the order of lines do not count. Raises OSError when the lock
-    cannot be read.
+    Comments, blank lines and the order of lines do not count. ``built`` is the key of a wheel that
+    is built here, if there is one. Raises OSError when the lock cannot be read.
     """
     lines = layer.lock.read_text(encoding="utf-8").splitlines()
     pins = sorted(pin for pin in (line.split("#", 1)[0].strip() for line in lines) if pin)
     where = [sys.platform, platform.machine(), platform.libc_ver()[0]]
-    text = json.dumps([_KEY_FORMAT, python, where, pins, layer.options])
+    text = json.dumps([_KEY_FORMAT, python, where, pins, layer.options, *([built] if built else [])])
     return hashlib.sha256(text.encode("utf-8")).hexdigest()[:12]
 
 
@@ -218,7 +231,12 @@ def _silent(_line: str) -> None:
 
 
 def _folder(recipe: Recipe, version: str, environ: Mapping[str, str] | None) -> Path:
-    return cache_root(environ) / "envs" / f"{recipe.name}-{environment_key(recipe.base, version)}"
+    return cache_root(environ) / "envs" / f"{recipe.name}-{_key(recipe, version)}"
+
+
+def _key(recipe: Recipe, version: str) -> str:
+    built = project_key(recipe.build, version, recipe.system) if recipe.build is not None else ""
+    return environment_key(recipe.base, version, built)
 
 
 def _environment(recipe: Recipe, version: str, folder: Path) -> Environment:
@@ -244,7 +262,12 @@ def _build_base(recipe: Recipe, environ: Mapping[str, str] | None, say: Progress
         started = time.monotonic()
         create_venv(interpreter.path, folder, lock, environ)
         pip_install(recipe.name, recipe.base.lock, recipe.base.options, folder, lock, environ, say)
-        _write_marker(folder / _MARKER, environment_key(recipe.base, version))
+        if recipe.build is not None:
+            key = project_key(recipe.build, version, recipe.system)
+            store = cache_root(environ) / "wheels" / f"{recipe.name}-{key}"
+            wheel = cached_wheel(recipe.name, recipe.build, store, folder, lock, environ, say)
+            pip_install_wheel(wheel, folder, lock, environ)
+        _write_marker(folder / _MARKER, _key(recipe, version))
         say(f"{recipe.name}: ready after {time.monotonic() - started:.0f} s")
     return _environment(recipe, version, folder)
 
