@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Collection
 from pathlib import Path
 
 import grpc
@@ -78,18 +79,18 @@ class Platform:
             "--state", str(self.state), "--coordinator", self.coordinator.address,
         )  # fmt: skip
 
-    def kill_child(self) -> bool:
-        """Kills the child of the run at work, if there is one; says whether it did."""
+    def kill_child(self, spared: Collection[str] = ()) -> str:
+        """Kills the child of the run at work, unless its run is spared; returns the run's id, or "" for none."""
         for path in sorted((self.state / "runs").glob("*/child.json")):
             try:
                 child = json.loads(path.read_text())
                 fields = Path(f"/proc/{child['pid']}/stat").read_text().rsplit(")", 1)[1].split()
             except (OSError, ValueError, IndexError):
                 continue
-            if int(fields[19]) == child["started"] and fields[0] != "Z":
+            if int(fields[19]) == child["started"] and fields[0] != "Z" and path.parent.name not in spared:
                 os.kill(child["pid"], signal.SIGKILL)
-                return True
-        return False
+                return path.parent.name
+        return ""
 
     def close(self) -> None:
         self.service.close()
