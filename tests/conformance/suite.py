@@ -7,6 +7,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 import grpc
 from crosstrain_protos.v1 import run_pb2, service_pb2
@@ -97,9 +98,11 @@ class Conformance:
                 outcome.error = f"{end} (steps {missing})"
         return outcomes
 
-    def request(self, run_id: str, cases: Iterable[Case], precision: str) -> service_pb2.ProbeRequest:
-        """The probe of some cases."""
-        execution = dataclasses.replace(self.execution, precision=precision)
+    def request(
+        self, run_id: str, cases: Iterable[Case], precision: str, **changes: Any
+    ) -> service_pb2.ProbeRequest:
+        """The probe of some cases; ``changes`` are settings of the execution."""
+        execution = dataclasses.replace(self.execution, precision=precision, **changes)
         spec = run_pb2.ProbeSpec(execution=messages.execution(execution))
         for case in cases:
             item = spec.cases.add(
@@ -115,9 +118,10 @@ class Conformance:
                 item.test.CopyFrom(test)
         return service_pb2.ProbeRequest(run_id=run_id, engine=self.engine, spec=spec)
 
-    def refusal(self, case: Case, precision: str) -> tuple[str, str, str]:
+    def refusal(self, case: Case, precision: str, **changes: Any) -> tuple[str, str, str]:
         """(status code, reason, message) of the answer to a case; ("OK", "", "") if it was accepted."""
-        request = self.request(f"refused-{self.engine}-{case.name}-{precision}", [case], precision)
+        run_id = f"refused-{self.engine}-{case.name}-{precision}"
+        request = self.request(run_id, [case], precision, **changes)
         try:
             self.service.training.Probe(request, timeout=60)
         except grpc.RpcError as error:

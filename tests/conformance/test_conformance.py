@@ -5,13 +5,14 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from crosstrain_service.capabilities import EXACT
 
 from tests.support.catalogue import EngineId, choose
 
-from .cases import CASES, Case
+from .cases import BY_NAME, CASES, Case
 from .checks import check_records
 from .conftest import note
 from .declared import LISTED, documented, sign
@@ -62,6 +63,32 @@ def test_case(
     note(str(engine), case.name, checks)
     assert not failures, f"{len(failures)} failures, first of all:\n" + "\n".join(failures[:8])
     assert len(checks) > 8 * len(case.steps), "the checks did not cover the steps"
+
+
+#: Settings of an execution by the feature that they need.
+SETTINGS: dict[str, dict[str, Any]] = {
+    "semantics.native": {"semantics": "native"},
+    "device.cuda": {"device": "cuda"},
+    "execution.nondeterministic": {"deterministic": False},
+    "execution.inter_threads": {"inter_threads": 2},
+    "compiler.xla": {"compiler": "xla"},
+    "compiler.torch.compile": {"compiler": "torch.compile"},
+    "compiler.theano:fast_run": {"compiler": "theano:fast_run"},
+}
+
+
+@pytest.mark.parametrize("feature", SETTINGS)
+def test_undeclared_setting_is_refused(
+    engine: EngineId, feature: str, conformance: Callable[[EngineId], Conformance]
+) -> None:
+    suite = conformance(engine)
+    if sign(suite.declared.get(feature)) != "no":
+        pytest.skip(f"{engine} declares {feature}")
+    precision = "float32" if sign(suite.declared.get("precision.float32")) != "no" else "float64"
+    code, reason, message = suite.refusal(BY_NAME["conv_delta"], precision, **SETTINGS[feature])
+    assert (code, reason) == ("FAILED_PRECONDITION", "UNSUPPORTED"), message
+    # A device that is missing altogether is refused before the engine is asked.
+    assert ("no cuda:0" if feature == "device.cuda" else f"engine {engine.name} does not support: {feature}") in message
 
 
 def test_declared_features_are_documented(
