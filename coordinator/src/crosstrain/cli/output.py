@@ -52,11 +52,11 @@ class Output:
             return
         cells = [[printable(cell_text(cell)) for cell in row] for row in rows]
         aligned = [place < len(right) and right[place] == "r" for place in range(len(header))]
-        if sys.stdout.isatty():
-            self._draw(title, header, cells, aligned)
-            return
         if title:
             print(title)
+        if sys.stdout.isatty():
+            self._draw(header, cells, aligned)
+            return
         widths = [max(len(row[place]) for row in [list(header), *cells]) for place in range(len(header))]
         for row in [list(header), *cells]:
             parts = [
@@ -65,14 +65,12 @@ class Output:
             ]
             print("  ".join(parts).rstrip())
 
-    def _draw(
-        self, title: str, header: Sequence[str], cells: Sequence[Sequence[str]], aligned: Sequence[bool]
-    ) -> None:
+    def _draw(self, header: Sequence[str], cells: Sequence[Sequence[str]], aligned: Sequence[bool]) -> None:
         from rich import box
         from rich.table import Table
         from rich.text import Text
 
-        table = Table(title=title or None, title_justify="left", box=box.SIMPLE_HEAD)
+        table = Table(box=box.SIMPLE_HEAD)
         for name, to_right in zip(header, aligned, strict=True):
             table.add_column(Text(name), justify="right" if to_right else "left", overflow="fold")
         for row in cells:
