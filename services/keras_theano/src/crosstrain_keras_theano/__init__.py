@@ -23,8 +23,7 @@ ENGINES = {
 _OPTIMIZERS = {"": "fast_run", "theano:fast_run": "fast_run", "theano:fast_compile": "fast_compile"}
 
 
-def environment(engine, execution, run_dir):
-    # type: (str, Execution, str) -> Dict[str, str]
+def environment(engine: str, execution: Execution, run_dir: str) -> Dict[str, str]:
     """Variables that must be set before Theano is imported.
 
     Every call names a new compile directory inside ``run_dir``, so that neither another process nor an earlier
@@ -44,6 +43,8 @@ def environment(engine, execution, run_dir):
         "THEANO_FLAGS": ",".join("%s=%s" % item for item in _flags(execution, base).items()),
         "THEANORC": os.devnull,
         VARIABLE: base,
+        # Theano's key of a compiled DimShuffle holds the hash of a string, which Python changes in every process.
+        "PYTHONHASHSEED": "0",
         "KERAS_BACKEND": "theano",
         "KERAS_HOME": os.path.join(run_dir, "keras"),
         "OMP_NUM_THREADS": threads,
@@ -59,8 +60,7 @@ def environment(engine, execution, run_dir):
     return variables
 
 
-def _flags(execution, base):
-    # type: (Execution, str) -> Dict[str, str]
+def _flags(execution: Execution, base: str) -> Dict[str, str]:
     flags = {
         "device": "cpu" if execution.device == "cpu" else "cuda%d" % execution.device_index,
         "floatX": execution.precision or "float32",
@@ -84,8 +84,7 @@ def _flags(execution, base):
     return flags
 
 
-def blas_flags():
-    # type: () -> str
+def blas_flags() -> str:
     """Linker flags for the OpenBLAS that SciPy's wheel carries; empty if there is none.
 
     Theano then calls NumPy's BLAS, which is about as fast. Theano splits its settings at commas and linker flags at

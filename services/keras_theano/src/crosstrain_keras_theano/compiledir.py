@@ -39,8 +39,7 @@ _PARTIAL_AGE = 3600.0
 _IRRELEVANT = ("base_compiledir=", "compile.", "device=", "floatX=", "optimizer=", "deterministic=")
 
 
-def cache_folder():
-    # type: () -> str
+def cache_folder() -> str:
     """Folder of the cache for this Theano, NumPy, Python and these THEANO_FLAGS; need not exist."""
     root = os.environ.get(CACHE_VARIABLE)
     if not root:
@@ -53,19 +52,17 @@ def cache_folder():
     return os.path.join(root, "theano-" + digest[:16])
 
 
-def _package_file(package, name):
-    # type: (str, str) -> str
+def _package_file(package: str, name: str) -> str:
     """Text of the file that holds a package's version, read without importing the package."""
     found = importlib.util.find_spec(package)
     path = os.path.join(os.path.dirname(found.origin), name) if found is not None and found.origin else ""
     if not os.path.isfile(path):
         return "unknown"
-    with open(path, "r", encoding="utf-8") as file:
+    with open(path, encoding="utf-8") as file:
         return file.read()
 
 
-def prepare():
-    # type: () -> int
+def prepare() -> int:
     """Fills the run's compile directory from the cache and returns the number of modules put there.
 
     To be called before Theano is imported. Does nothing without :data:`VARIABLE`. A cache that cannot be read
@@ -83,9 +80,9 @@ def prepare():
     count = 0
     for platform in _folders(cache):
         for module in _folders(os.path.join(cache, platform)):
-            if module.startswith(_PARTIAL):
-                continue
             target = os.path.join(base, platform, module)
+            if module.startswith(_PARTIAL) or os.path.exists(target):
+                continue
             try:
                 _copy_module(os.path.join(cache, platform, module), target, renew=True)
                 count += 1
@@ -95,8 +92,7 @@ def prepare():
     return count
 
 
-def publish(compiledir):
-    # type: (str) -> int
+def publish(compiledir: str) -> int:
     """Adds modules compiled in ``compiledir`` (Theano's, inside the run's base) to the cache.
 
     Returns how many were added. To be called while no compilation is going on. Leaves everything to the other
@@ -112,13 +108,11 @@ def publish(compiledir):
         return 0
 
 
-def _discard(base):
-    # type: (str) -> None
+def _discard(base: str) -> None:
     shutil.rmtree(base, ignore_errors=True)
 
 
-def _publish(compiledir, cache):
-    # type: (str, str) -> int
+def _publish(compiledir: str, cache: str) -> int:
     os.makedirs(os.path.dirname(cache), exist_ok=True)
     if not os.path.isdir(cache):
         os.makedirs(cache, mode=0o700, exist_ok=True)
@@ -150,8 +144,7 @@ def _publish(compiledir, cache):
         return added
 
 
-def _identity(folder):
-    # type: (str) -> Optional[str]
+def _identity(folder: str) -> Optional[str]:
     """What a complete module folder holds; None if it is no such folder.
 
     Theano names a module by the hash of its source and compiler options.
@@ -166,8 +159,7 @@ def _identity(folder):
     return modules[0] if name.startswith("tmp") and "key.pkl" in files else None
 
 
-def _copy_module(source, target, renew=False, sync=False):
-    # type: (str, str, bool, bool) -> None
+def _copy_module(source: str, target: str, renew: bool = False, sync: bool = False) -> None:
     """Copies a module folder: compiled modules as hard links where possible, other files as they are."""
     os.makedirs(target, mode=0o700)
     for name in _files(source):
@@ -185,8 +177,7 @@ def _copy_module(source, target, renew=False, sync=False):
         _sync(target)
 
 
-def _link(old, new):
-    # type: (str, str) -> bool
+def _link(old: str, new: str) -> bool:
     try:
         os.link(old, new)
     except OSError:
@@ -194,8 +185,7 @@ def _link(old, new):
     return True
 
 
-def _sync(path):
-    # type: (str) -> None
+def _sync(path: str) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -203,16 +193,14 @@ def _sync(path):
         os.close(descriptor)
 
 
-def _remove_partial(platform):
-    # type: (str) -> None
+def _remove_partial(platform: str) -> None:
     for name in _folders(platform):
         path = os.path.join(platform, name)
         if name.startswith(_PARTIAL) and time.time() - os.stat(path).st_mtime > _PARTIAL_AGE:
             shutil.rmtree(path, ignore_errors=True)
 
 
-def _trusted(folder):
-    # type: (str) -> bool
+def _trusted(folder: str) -> bool:
     """Whether the folder exists and only this user can write to it."""
     try:
         status = os.stat(folder)
@@ -224,8 +212,7 @@ def _trusted(folder):
     return private
 
 
-def _entries(folder):
-    # type: (str) -> Iterator[Tuple[str, bool]]
+def _entries(folder: str) -> Iterator[Tuple[str, bool]]:
     try:
         with os.scandir(folder) as entries:
             found = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
@@ -234,11 +221,9 @@ def _entries(folder):
     return iter(sorted(found))
 
 
-def _folders(folder):
-    # type: (str) -> List[str]
+def _folders(folder: str) -> List[str]:
     return [name for name, is_folder in _entries(folder) if is_folder]
 
 
-def _files(folder):
-    # type: (str) -> List[str]
+def _files(folder: str) -> List[str]:
     return [name for name, is_folder in _entries(folder) if not is_folder]

@@ -36,8 +36,7 @@ __all__ = ["T", "check", "cuda_obstacle", "explained", "facts", "floating", "lib
            "use_precision"]
 
 
-def check(execution):
-    # type: (Execution) -> None
+def check(execution: Execution) -> None:
     """Raises ``ENVIRONMENT`` unless Theano was set up as ``environment`` demands for this execution."""
     if not theano.config.cxx:
         raise CrosstrainError(
@@ -49,22 +48,19 @@ def check(execution):
             "ENVIRONMENT", "Theano was started for the device %r, not %r" % (found, execution.device), "execution.device")
 
 
-def use_precision(execution):
-    # type: (Execution) -> str
+def use_precision(execution: Execution) -> str:
     """Sets the floating type of all graphs built from now on, and returns its name."""
     name = execution.precision or "float32"
     theano.config.floatX = name
     return name
 
 
-def floating(value):
-    # type: (Any) -> np.ndarray
+def floating(value: Any) -> np.ndarray:
     """A constant in the run's floating type; Theano would keep a NumPy float64 as it is."""
     return np.asarray(value, dtype=theano.config.floatX)
 
 
-def cuda_obstacle():
-    # type: () -> str
+def cuda_obstacle() -> str:
     """Why this environment cannot use a GPU; empty if it can."""
     if importlib.util.find_spec("pygpu") is None:
         return "Theano reaches GPUs through libgpuarray and its Python package pygpu, which is not installed here"
@@ -73,14 +69,12 @@ def cuda_obstacle():
     return ""
 
 
-def libraries():
-    # type: () -> Dict[str, str]
+def libraries() -> Dict[str, str]:
     """Versions of what takes part in the computation."""
     return {"numpy": np.__version__, "theano": str(theano.__version__), "blas": _blas()}
 
 
-def facts(execution):
-    # type: (Execution) -> Dict[str, str]
+def facts(execution: Execution) -> Dict[str, str]:
     """The maths mode as configured."""
     found = {
         "theano.floatX": str(theano.config.floatX),
@@ -99,21 +93,18 @@ def facts(execution):
     return found
 
 
-def _blas():
-    # type: () -> str
+def _blas() -> str:
     names = [flag[3:] for flag in str(theano.config.blas.ldflags).split() if flag.startswith("-l:")]
     return names[0] if names else str(theano.config.blas.ldflags) or "NumPy's"
 
 
-def allocator_peak_bytes(execution):
-    # type: (Execution) -> Optional[int]
+def allocator_peak_bytes(execution: Execution) -> Optional[int]:
     """None: libgpuarray does not report the peak of its allocator."""
     return None
 
 
 @contextmanager
-def explained(what):
-    # type: (str) -> Iterator[None]
+def explained(what: str) -> Iterator[None]:
     """Turns Theano's exceptions, whose text is mostly a dump of the graph, into one clear sentence.
 
     Raises ``ENGINE_FAILED``; the original exception stays attached for the log.
@@ -128,8 +119,7 @@ def explained(what):
         raise CrosstrainError("ENGINE_FAILED", "Theano failed while %s: %s" % (what, _summary(error))) from error
 
 
-def _summary(error):
-    # type: (BaseException) -> str
+def _summary(error: BaseException) -> str:
     text = str(error)
     if "Compilation failed" in text:
         return "the C++ compiler rejected a module; is a complete g++ with the headers of this Python installed?"

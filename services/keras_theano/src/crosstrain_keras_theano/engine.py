@@ -48,8 +48,7 @@ _EMULATED = {
 }
 
 
-def features(emulated):
-    # type: (Mapping[str, str]) -> Dict[str, Any]
+def features(emulated: Mapping[str, str]) -> Dict[str, Any]:
     """The feature table of an engine, given the notes in which it differs from the other."""
     unsupported = dict(_UNSUPPORTED)
     obstacle = device.cuda_obstacle()
@@ -67,25 +66,22 @@ class TheanoEngine(Engine):
     ``_optimizer_extras`` (further shared variables that a resumed training needs, by any name).
     """
 
-    def __init__(self, model, training, execution):
-        # type: (Model, Training, Execution) -> None
+    def __init__(self, model: Model, training: Training, execution: Execution) -> None:
         device.check(execution)
         self._model = model
         self._training = training
         self._execution = execution
         self._dtype = device.use_precision(execution)
         self._network = Network()
-        self._optimizer_state = OrderedDict()  # type: Dict[str, Stored]
-        self._optimizer_extras = OrderedDict()  # type: Dict[str, Any]
-        self._functions = {}  # type: Dict[str, Any]
+        self._optimizer_state: Dict[str, Stored] = OrderedDict()
+        self._optimizer_extras: Dict[str, Any] = OrderedDict()
+        self._functions: Dict[str, Any] = {}
 
-    def _activate(self):
-        # type: () -> None
+    def _activate(self) -> None:
         """Makes the process compute in this engine's type, should it hold several engines."""
         device.use_precision(self._execution)
 
-    def _compiled(self, purpose, inputs, outputs, phase=0):
-        # type: (str, Sequence[Any], Sequence[Any], int) -> Any
+    def _compiled(self, purpose: str, inputs: Sequence[Any], outputs: Sequence[Any], phase: int = 0) -> Any:
         """A function of the network that changes nothing, compiled at its first use."""
         if purpose not in self._functions:
             given = {}
@@ -98,12 +94,10 @@ class TheanoEngine(Engine):
             self._publish()
         return self._functions[purpose]
 
-    def _publish(self):
-        # type: () -> None
+    def _publish(self) -> None:
         compiledir.publish(theano.config.compiledir)
 
-    def _mask_inputs(self, batch):
-        # type: (Batch) -> List[np.ndarray]
+    def _mask_inputs(self, batch: Batch) -> List[np.ndarray]:
         """The masks in the order of the network's inputs; native semantics have none."""
         found = []
         for name in self._network.masks:
@@ -113,15 +107,13 @@ class TheanoEngine(Engine):
             found.append(np.asarray(batch.masks[name], dtype=self._dtype))
         return found
 
-    def predict(self, x):
-        # type: (np.ndarray) -> np.ndarray
+    def predict(self, x: np.ndarray) -> np.ndarray:
         self._activate()
         function = self._compiled("prediction", [self._network.x], [self._network.logits])
         with explained("predicting"):
             return np.asarray(function(np.asarray(x, dtype=self._dtype))[0])
 
-    def intermediates(self, batch):
-        # type: (Batch) -> Intermediates
+    def intermediates(self, batch: Batch) -> Intermediates:
         self._activate()
         network = self._network
         outputs = [variable for variable, _ in network.outputs.values()]
@@ -143,28 +135,23 @@ class TheanoEngine(Engine):
             result.gradients[name] = _canonical(stored.layout, values[position])
         return result
 
-    def _labels(self, batch):
-        # type: (Batch) -> np.ndarray
+    def _labels(self, batch: Batch) -> np.ndarray:
         """The labels in the form of the network's label input."""
         return batch.labels
 
-    def parameters(self):
-        # type: () -> Arrays
+    def parameters(self) -> Arrays:
         return OrderedDict((name, stored.value()) for name, stored in self._network.parameters.items())
 
-    def load_parameters(self, parameters):
-        # type: (Mapping[str, np.ndarray]) -> None
+    def load_parameters(self, parameters: Mapping[str, np.ndarray]) -> None:
         for name, stored in self._network.parameters.items():
             stored.set(parameters[name])
 
-    def optimizer_state(self):
-        # type: () -> Arrays
+    def optimizer_state(self) -> Arrays:
         return OrderedDict((name, stored.value()) for name, stored in self._optimizer_state.items())
 
-    def _all_variables(self):
-        # type: () -> Dict[str, Any]
+    def _all_variables(self) -> Dict[str, Any]:
         """Every shared variable that a resumed training needs, by a name of this engine's own."""
-        found = OrderedDict()  # type: Dict[str, Any]
+        found: Dict[str, Any] = OrderedDict()
         for part, stored in (("parameter", self._network.parameters), ("statistics", self._network.statistics),
                              ("optimizer", self._optimizer_state)):
             found.update(("%s/%s" % (part, name), item.variable) for name, item in stored.items())
@@ -175,13 +162,11 @@ class TheanoEngine(Engine):
         found.update(("random/%d" % index, variable) for index, variable in enumerate(random))
         return found
 
-    def state(self):
-        # type: () -> Arrays
+    def state(self) -> Arrays:
         return OrderedDict(
             (name, np.array(variable.get_value(borrow=True))) for name, variable in self._all_variables().items())
 
-    def load_state(self, state):
-        # type: (Mapping[str, np.ndarray]) -> None
+    def load_state(self, state: Mapping[str, np.ndarray]) -> None:
         variables = self._all_variables()
         if set(variables) != set(state):
             raise CrosstrainError("ENGINE_FAILED", "the checkpoint does not belong to this network: %s differ"
@@ -189,8 +174,7 @@ class TheanoEngine(Engine):
         for name, variable in variables.items():
             variable.set_value(np.array(state[name], dtype=variable.dtype))
 
-    def batch_statistics(self, x):
-        # type: (np.ndarray) -> Dict[str, Tuple[np.ndarray, np.ndarray]]
+    def batch_statistics(self, x: np.ndarray) -> Dict[str, Tuple[np.ndarray, np.ndarray]]:
         if not self._network.moments:
             raise CrosstrainError(
                 "UNSUPPORTED", "engine %s evaluates native batch norm by its own running averages" % self.name)
@@ -205,35 +189,28 @@ class TheanoEngine(Engine):
             (name, (_canonical(layout, mean), _canonical(layout, variance)))
             for (name, (_, _, layout)), (mean, variance) in zip(moments.items(), pairs))
 
-    def statistics(self):
-        # type: () -> Arrays
+    def statistics(self) -> Arrays:
         return OrderedDict((name, stored.value()) for name, stored in self._network.statistics.items())
 
-    def load_statistics(self, statistics):
-        # type: (Mapping[str, np.ndarray]) -> None
+    def load_statistics(self, statistics: Mapping[str, np.ndarray]) -> None:
         for name, stored in self._network.statistics.items():
             stored.set(statistics[name])
 
-    def fingerprint(self):
-        # type: () -> Dict[str, str]
+    def fingerprint(self) -> Dict[str, str]:
         return device.facts(self._execution)
 
-    def allocator_peak_bytes(self):
-        # type: () -> Optional[int]
+    def allocator_peak_bytes(self) -> Optional[int]:
         return device.allocator_peak_bytes(self._execution)
 
-    def close(self):
-        # type: () -> None
+    def close(self) -> None:
         self._functions.clear()
         self._publish()
 
 
-def has_native_dropout(model, execution):
-    # type: (Model, Execution) -> bool
+def has_native_dropout(model: Model, execution: Execution) -> bool:
     """Whether the framework draws dropout masks itself."""
     return execution.native and any(layer.rate for layer in model.layers_of(Dropout))
 
 
-def _canonical(layout, value):
-    # type: (Any, Any) -> np.ndarray
+def _canonical(layout: Any, value: Any) -> np.ndarray:
     return np.array(layout.to_canonical(np.asarray(value)), order="C")

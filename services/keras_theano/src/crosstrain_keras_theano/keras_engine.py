@@ -42,8 +42,7 @@ _EMULATED = {
 }
 
 
-def canonical_loss(labels, logits):
-    # type: (Any, Any) -> Any
+def canonical_loss(labels: Any, logits: Any) -> Any:
     """Loss (B,) of logits (B, K); Keras feeds integer labels as floats (B, 1)."""
     return operations.cross_entropy(logits, T.cast(T.flatten(labels), "int32"))
 
@@ -54,14 +53,12 @@ class KerasTheanoEngine(TheanoEngine):
     name = "keras-theano"
 
     @classmethod
-    def info(cls):
-        # type: () -> EngineInfo
+    def info(cls) -> EngineInfo:
         libraries = device.libraries()
         libraries["keras"] = keras.__version__
         return EngineInfo(cls.name, keras.__version__, features(_EMULATED), libraries)
 
-    def __init__(self, model, training, execution):
-        # type: (Model, Training, Execution) -> None
+    def __init__(self, model: Model, training: Training, execution: Execution) -> None:
         super().__init__(model, training, execution)
         self._activate()
         network = KerasNetwork(model, training, execution)
@@ -85,18 +82,15 @@ class KerasTheanoEngine(TheanoEngine):
         self._optimizer_state = self._optimizer.state()
         self._optimizer_extras = self._optimizer.extras()
 
-    def _activate(self):
-        # type: () -> None
+    def _activate(self) -> None:
         super()._activate()
         K.set_floatx(self._dtype)
         K.set_image_data_format("channels_first")
 
-    def _labels(self, batch):
-        # type: (Batch) -> np.ndarray
+    def _labels(self, batch: Batch) -> np.ndarray:
         return batch.labels.astype(self._dtype)[:, np.newaxis]
 
-    def train(self, loop):
-        # type: (Loop) -> None
+    def train(self, loop: Loop) -> None:
         self._activate()
         if self._keras_model.train_function is None:
             with explained("compiling the training step"):
@@ -114,39 +108,33 @@ class KerasTheanoEngine(TheanoEngine):
                 workers=0, max_queue_size=0, shuffle=False, verbose=0, callbacks=[steps])
             feed.close()
 
-    def _inputs(self, batch):
-        # type: (Batch) -> Tuple[Any, np.ndarray]
+    def _inputs(self, batch: Batch) -> Tuple[Any, np.ndarray]:
         masks = self._mask_inputs(batch)
         return ([batch.x] + masks if masks else batch.x), batch.labels
 
-    def _reported_loss(self, loss):
-        # type: (Any) -> Any
+    def _reported_loss(self, loss: Any) -> Any:
         return self._optimizer.reported_loss.get_value() if self._penalized else loss
 
 
 class _Steps(keras.callbacks.Callback):
     """Feeds one epoch to Keras, sets the learning rate of every step and reports its loss."""
 
-    def __init__(self, engine, loop, epoch):
-        # type: (KerasTheanoEngine, Loop, Epoch) -> None
+    def __init__(self, engine: KerasTheanoEngine, loop: Loop, epoch: Epoch) -> None:
         super().__init__()
         self._engine = engine
         self._loop = loop
         self._epoch = epoch
-        self._rates = []  # type: List[float]
+        self._rates: List[float] = []
 
-    def feed(self):
-        # type: () -> Iterator[Tuple[Any, np.ndarray]]
+    def feed(self) -> Iterator[Tuple[Any, np.ndarray]]:
         """(x, labels) of every batch; Keras pulls them in the training thread, one at a time."""
         for batch in self._epoch.batches():
             self._rates.append(batch.learning_rate)
             yield self._engine._inputs(batch)
 
-    def on_batch_begin(self, batch, logs=None):
-        # type: (int, Any) -> None
+    def on_batch_begin(self, batch: int, logs: Any = None) -> None:
         rate = self._rates.pop(0)
         K.set_value(self._engine._optimizer.learning_rate, np.asarray(rate, dtype=self._engine._dtype))
 
-    def on_batch_end(self, batch, logs=None):
-        # type: (int, Dict[str, Any]) -> None
+    def on_batch_end(self, batch: int, logs: Dict[str, Any] = None) -> None:
         self._loop.step_done(self._engine._reported_loss(logs["loss"]))

@@ -19,53 +19,47 @@ Variable = Any
 class Expression(keras.layers.Layer):
     """A layer without parameters: ``function`` of one tensor (or of a list of tensors), giving ``shape``."""
 
-    def __init__(self, function, shape, **options):
-        # type: (Callable[[Any], Variable], Sequence[int], Any) -> None
+    def __init__(self, function: Callable[[Any], Variable], shape: Sequence[int], **options: Any) -> None:
         super().__init__(**options)
         self._function = function
         self._shape = tuple(shape)
 
-    def call(self, inputs):
-        # type: (Any) -> Variable
+    def call(self, inputs: Any) -> Variable:
         return self._function(inputs)
 
-    def compute_output_shape(self, input_shape):
-        # type: (Any) -> Any
+    def compute_output_shape(self, input_shape: Any) -> Any:
         return (None,) + self._shape
 
 
 class Convolution2D(keras.layers.Conv2D):
     """Keras's convolution with any zero padding, which Keras itself would need another layer for."""
 
-    def __init__(self, pads, shape, output_shape, **options):
-        # type: (Sequence[Any], Sequence[int], Sequence[int], Any) -> None
+    def __init__(
+        self, pads: Sequence[Any], shape: Sequence[int], output_shape: Sequence[int], **options: Any
+    ) -> None:
         super().__init__(padding="valid", **options)
         self._pads = pads
         self._shape = tuple(shape)
         self._result_shape = tuple(output_shape)
 
-    def call(self, inputs):
-        # type: (Variable) -> Variable
+    def call(self, inputs: Variable) -> Variable:
         kernel = self.kernel.dimshuffle(3, 2, 0, 1)
         kernel_shape = (self.filters, self._shape[0]) + self.kernel_size
         result = operations.convolution(inputs, kernel, self._pads, self.strides, self._shape, kernel_shape)
         return K.bias_add(result, self.bias, data_format="channels_first") if self.use_bias else result
 
-    def compute_output_shape(self, input_shape):
-        # type: (Any) -> Any
+    def compute_output_shape(self, input_shape: Any) -> Any:
         return (None,) + self._result_shape
 
 
 class BatchNormalization(keras.layers.Layer):
     """Batch norm per channel (axis 1): by the batch's own moments in training, by loaded statistics otherwise."""
 
-    def __init__(self, epsilon, **options):
-        # type: (float, Any) -> None
+    def __init__(self, epsilon: float, **options: Any) -> None:
         super().__init__(**options)
         self._epsilon = epsilon
 
-    def build(self, input_shape):
-        # type: (Any) -> None
+    def build(self, input_shape: Any) -> None:
         shape = (input_shape[1],)
         self.gamma = self.add_weight(name="gamma", shape=shape, initializer="ones")
         self.beta = self.add_weight(name="beta", shape=shape, initializer="zeros")
@@ -73,8 +67,7 @@ class BatchNormalization(keras.layers.Layer):
         self.moving_variance = self.add_weight(name="moving_variance", shape=shape, initializer="ones", trainable=False)
         super().build(input_shape)
 
-    def call(self, inputs, training=True):
-        # type: (Variable, bool) -> Variable
+    def call(self, inputs: Variable, training: bool = True) -> Variable:
         mean, variance = self.moving_mean, self.moving_variance
         if training:
             mean, variance = operations.batch_moments(inputs)

@@ -36,8 +36,7 @@ _DEFAULT_EPSILON, _DEFAULT_MOMENTUM = 1e-3, 0.99
 class KerasNetwork(Network):
     """The network's variables, and the Keras model that trains it (``model``, not compiled)."""
 
-    def __init__(self, model, training, execution):
-        # type: (spec.Model, Training, Execution) -> None
+    def __init__(self, model: spec.Model, training: Training, execution: Execution) -> None:
         super().__init__()
         self._spec = model
         self._native = execution.native
@@ -45,7 +44,7 @@ class KerasNetwork(Network):
         self._seed = training.seed
         self._inputs = model.input_shapes()
         self._shapes = model.output_shapes()
-        self._layers = OrderedDict()  # type: Dict[str, List[Any]]
+        self._layers: Dict[str, List[Any]] = OrderedDict()
         self._order = Layout()
         self.x = keras.layers.Input(model.input_shape)
         for layer in model.layers_of(spec.Dropout) if not self._native else ():
@@ -54,8 +53,7 @@ class KerasNetwork(Network):
         self.model = keras.models.Model([self.x] + list(self.masks.values()), final)
         self._evaluation_pass()
 
-    def _train_pass(self):
-        # type: () -> Variable
+    def _train_pass(self) -> Variable:
         tensor = self.x
         for layer in self._spec.layers:
             self._layers[layer.name] = self._build(layer)
@@ -69,8 +67,7 @@ class KerasNetwork(Network):
         self.logits = tensor
         return keras.layers.Activation("softmax")(tensor) if self._native else tensor
 
-    def _evaluation_pass(self):
-        # type: () -> None
+    def _evaluation_pass(self) -> None:
         """Sets ``logits``, ``phase`` and ``moments``; the training graph serves where nothing depends on the mode."""
         depends = self._spec.layers_of(spec.BatchNorm) + self._spec.layers_of(spec.Dropout)
         if not depends:
@@ -82,8 +79,7 @@ class KerasNetwork(Network):
         if self._spec.layers_of(spec.BatchNorm):
             self._again(statistics=True)
 
-    def _again(self, statistics):
-        # type: (bool) -> Variable
+    def _again(self, statistics: bool) -> Variable:
         """Applies the layers once more, dropout left out; with ``statistics`` batch norm uses and notes moments."""
         tensor = self.x
         for layer in self._spec.layers:
@@ -98,8 +94,7 @@ class KerasNetwork(Network):
                 tensor = item(tensor)
         return tensor
 
-    def _build(self, layer):
-        # type: (spec.Layer) -> List[Any]
+    def _build(self, layer: spec.Layer) -> List[Any]:
         """The Keras layers, one after the other, that make one layer of the specification."""
         shape, result = self._inputs[layer.name], self._shapes[layer.name]
         if isinstance(layer, spec.Convolution):
@@ -123,8 +118,7 @@ class KerasNetwork(Network):
             return [Expression(lambda x: operations.local_response_norm(x, layer, shape[0]), result)]
         return [self._zero_padding(tuple(zip(layer.begin, layer.end)), result)]
 
-    def _convolution(self, layer, shape, result):
-        # type: (spec.Convolution, Any, Any) -> List[Any]
+    def _convolution(self, layer: spec.Convolution, shape: Any, result: Any) -> List[Any]:
         pads = tuple(zip(layer.pad_begin, layer.pad_end))
         options = dict(
             filters=layer.out_channels, kernel_size=layer.kernel, strides=layer.stride, use_bias=layer.bias,
@@ -140,15 +134,13 @@ class KerasNetwork(Network):
         padded = (shape[0],) + tuple(size + before + after for size, (before, after) in zip(shape[1:], pads))
         return [self._zero_padding(pads, padded), kind(padding="valid", **options)]
 
-    def _zero_padding(self, pads, result):
-        # type: (Any, Any) -> Any
+    def _zero_padding(self, pads: Any, result: Any) -> Any:
         if len(pads) == 2:
             return keras.layers.ZeroPadding2D(pads, data_format="channels_first")
         # Keras pads (B, L, C) only.
         return Expression(lambda x: operations.pad(x, pads), result)
 
-    def _pool(self, layer, shape, result):
-        # type: (spec.Pool, Any, Any) -> Any
+    def _pool(self, layer: spec.Pool, shape: Any, result: Any) -> Any:
         pads = operations.pool_pads(layer, shape)
         padded = any(before or after for before, after in pads)
         if layer.kind == "average" and padded:
@@ -160,8 +152,7 @@ class KerasNetwork(Network):
         name = {"max": "MaxPooling%dD", "average": "AveragePooling%dD"}[layer.kind] % len(layer.kernel)
         return getattr(keras.layers, name)(layer.kernel, layer.stride, data_format="channels_first")
 
-    def _flatten(self, shape):
-        # type: (Any) -> Any
+    def _flatten(self, shape: Any) -> Any:
         if len(shape) == 1:
             # Keras's Flatten refuses what is flat.
             return Expression(lambda x: x, shape)
@@ -173,8 +164,7 @@ class KerasNetwork(Network):
         self._order = FeatureLayout(np.arange(size).reshape(shape).transpose(axes).ravel())
         return keras.layers.Flatten()
 
-    def _batch_norm(self, layer):
-        # type: (spec.BatchNorm) -> Any
+    def _batch_norm(self, layer: spec.BatchNorm) -> Any:
         if not self._native:
             return BatchNormalization(layer.epsilon)
         return keras.layers.BatchNormalization(
@@ -182,8 +172,7 @@ class KerasNetwork(Network):
             momentum=_DEFAULT_MOMENTUM if layer.momentum is None else layer.momentum,
             **self._regularizers("gamma", "beta", biases=True))
 
-    def _regularizers(self, *parts, **options):
-        # type: (str, bool) -> Dict[str, Any]
+    def _regularizers(self, *parts: str, **options: bool) -> Dict[str, Any]:
         """Keras's own l2 (rate times the sum of squares) where native semantics decay weights."""
         decay = self._decay
         if not self._native or decay is None or not decay.rate or decay.decoupled:
@@ -191,8 +180,7 @@ class KerasNetwork(Network):
         wanted = parts if decay.include_biases else () if options.get("biases") else parts[:1]
         return {part + "_regularizer": keras.regularizers.l2(decay.rate) for part in wanted}
 
-    def _store(self, layer):
-        # type: (spec.Layer) -> None
+    def _store(self, layer: spec.Layer) -> None:
         """Notes the variables of a layer that has been applied."""
         built = self._layers[layer.name][-1]
         if isinstance(layer, spec.Convolution):
@@ -209,8 +197,7 @@ class KerasNetwork(Network):
             for part, variable in (("running_mean", built.moving_mean), ("running_var", built.moving_variance)):
                 self.statistics["%s.%s" % (layer.name, part)] = Stored(variable, self._order)
 
-    def _keep(self, layer, kernel, layout, bias):
-        # type: (Any, Variable, Layout, Optional[Variable]) -> None
+    def _keep(self, layer: Any, kernel: Variable, layout: Layout, bias: Optional[Variable]) -> None:
         self.parameters[layer.name + ".weight"] = Stored(kernel, layout)
         if layer.bias:
             self.parameters[layer.name + ".bias"] = Stored(bias, Layout())

@@ -36,8 +36,7 @@ _ARGUMENTS = {"momentum": "momentum", "nesterov": "nesterov", "rho": "rho", "eps
 class CanonicalOptimizer(keras.optimizers.Optimizer):
     """The canonical rule as a Keras optimizer; ``parameters`` maps canonical names to variables and layouts."""
 
-    def __init__(self, training, parameters):
-        # type: (Training, Mapping[str, Stored]) -> None
+    def __init__(self, training: Training, parameters: Mapping[str, Stored]) -> None:
         super().__init__()
         self.learning_rate = learning_rate_variable()
         self._parameters = parameters
@@ -46,46 +45,40 @@ class CanonicalOptimizer(keras.optimizers.Optimizer):
         self.iterations = self._rule.iterations
         self.weights = [self.iterations] + list(self._rule.state.values())
 
-    def get_updates(self, loss, params):
-        # type: (Variable, List[Variable]) -> List[Tuple[Variable, Variable]]
+    def get_updates(self, loss: Variable, params: List[Variable]) -> List[Tuple[Variable, Variable]]:
         """Updates for all parameters; Keras asks once, when it builds the training function."""
         found = dict(zip(params, T.grad(loss, params)))
         gradients = OrderedDict((name, found[stored.variable]) for name, stored in self._parameters.items())
         self.updates = self._rule.updates(gradients)
         return self.updates
 
-    def state(self):
-        # type: () -> Dict[str, Stored]
+    def state(self) -> Dict[str, Stored]:
         """The state by canonical name."""
         return OrderedDict(
             (name, Stored(variable, self._parameters[name.rsplit(".", 1)[0]].layout))
             for name, variable in self._rule.state.items())
 
-    def extras(self):
-        # type: () -> Dict[str, Variable]
+    def extras(self) -> Dict[str, Variable]:
         """Further variables that a resumed training needs."""
         return {"iterations": self.iterations}
 
-    def prepare(self, loss, params, data_loss):
-        # type: (Variable, List[Variable], Variable) -> None
+    def prepare(self, loss: Variable, params: List[Variable], data_loss: Variable) -> None:
         """Nothing: the state exists from the start, and the loss holds no penalty."""
 
 
 class _Native:
     """Added to one of Keras's optimizers: decoupled decay, the loss without penalties, and state by canonical name."""
 
-    _prepared = None  # type: Any
+    _prepared: Any = None
 
-    def configure(self, training, parameters):
-        # type: (Training, Mapping[str, Stored]) -> None
+    def configure(self, training: Training, parameters: Mapping[str, Stored]) -> None:
         """To be called at once; Keras's constructors take their own arguments only."""
         self._training = training
         self._parameters = parameters
         #: The loss of the last step without penalties, where the model's loss has penalties.
         self.reported_loss = theano.shared(floating(0), name="data_loss")
 
-    def prepare(self, loss, params, data_loss):
-        # type: (Variable, List[Variable], Variable) -> None
+    def prepare(self, loss: Variable, params: List[Variable], data_loss: Variable) -> None:
         """Builds updates and state, which Keras would do only when it builds the training function.
 
         ``data_loss``: the loss without penalties, or None where the model's loss has none.
@@ -99,8 +92,7 @@ class _Native:
                 if name.endswith(".accumulator"):
                     stored.set(np.full_like(stored.value(), start))
 
-    def get_updates(self, loss, params):
-        # type: (Variable, List[Variable]) -> List[Tuple[Variable, Variable]]
+    def get_updates(self, loss: Variable, params: List[Variable]) -> List[Tuple[Variable, Variable]]:
         if self._prepared is not None:
             return self._prepared
         updates = super().get_updates(loss=loss, params=params)  # type: ignore[misc]
@@ -118,11 +110,10 @@ class _Native:
             updates = updates + [(self.reported_loss, T.cast(self._data_loss, self.reported_loss.dtype))]
         return updates
 
-    def state(self):
-        # type: () -> Dict[str, Stored]
+    def state(self) -> Dict[str, Stored]:
         """The state by canonical name; Keras keeps it in groups of one array per parameter."""
         stored = {item.variable: (name, item) for name, item in self._parameters.items()}
-        found = OrderedDict()  # type: Dict[str, Stored]
+        found: Dict[str, Stored] = OrderedDict()
         sign = -1 if self._training.rule.name == "sgd" else 1
         for position, suffix in enumerate(suffixes(self._training.rule)):
             for index, parameter in enumerate(self._params):
@@ -132,14 +123,12 @@ class _Native:
         order = list(self._parameters)
         return OrderedDict(sorted(found.items(), key=lambda pair: order.index(pair[0].rsplit(".", 1)[0])))
 
-    def extras(self):
-        # type: () -> Dict[str, Variable]
+    def extras(self) -> Dict[str, Variable]:
         """Further variables that a resumed training needs."""
         return {"iterations": self.iterations}
 
 
-def native_optimizer(training, parameters):
-    # type: (Training, Mapping[str, Stored]) -> Any
+def native_optimizer(training: Training, parameters: Mapping[str, Stored]) -> Any:
     """One of Keras's own optimizers; constants that the rule leaves open are Keras's defaults."""
     rule = training.rule
     given = {argument: getattr(rule, name) for name, argument in _ARGUMENTS.items() if getattr(rule, name) is not None}

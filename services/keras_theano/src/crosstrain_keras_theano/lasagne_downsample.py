@@ -1,7 +1,7 @@
 """A module that Lasagne 0.1 imports and Theano 0.9 removed.
 
 ``lasagne.layers.pool`` imports ``theano.tensor.signal.downsample`` and calls its ``max_pool_2d`` with the arguments'
-old names. The function itself lives on as ``theano.tensor.signal.pool.pool_2d``.
+old names. The function itself lives on as ``theano.tensor.signal.pool.pool_2d``. Import this module before Lasagne.
 """
 
 import sys
@@ -17,8 +17,7 @@ def max_pool_2d(input, ds, ignore_border=None, st=None, padding=(0, 0), mode="ma
     return pool_2d(input, ws=ds, ignore_border=ignore_border, stride=st, pad=padding, mode=mode)
 
 
-def install():
-    # type: () -> None
+def _install() -> None:
     """Makes the removed module importable; does nothing where Theano still has it."""
     if hasattr(theano.tensor.signal, "downsample") or _NAME in sys.modules:
         return
@@ -26,3 +25,6 @@ def install():
     module.max_pool_2d = max_pool_2d
     sys.modules[_NAME] = module
     theano.tensor.signal.downsample = module
+
+
+_install()

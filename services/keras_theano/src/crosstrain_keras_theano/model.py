@@ -15,13 +15,11 @@ Variable = Any
 class Layout:
     """How a framework lays out an array that is the same in canonical form."""
 
-    def to_framework(self, array):
-        # type: (np.ndarray) -> np.ndarray
+    def to_framework(self, array: np.ndarray) -> np.ndarray:
         """The array as the framework stores it (may be a view)."""
         return array
 
-    def to_canonical(self, array):
-        # type: (np.ndarray) -> np.ndarray
+    def to_canonical(self, array: np.ndarray) -> np.ndarray:
         """The array in canonical form (may be a view)."""
         return array
 
@@ -29,56 +27,46 @@ class Layout:
 class KernelLayout(Layout):
     """Kernels turned by 180 degrees, then transposed by ``axes`` (None: not transposed)."""
 
-    def __init__(self, axes=None):
-        # type: (Optional[Tuple[int, ...]]) -> None
+    def __init__(self, axes: Optional[Tuple[int, ...]] = None) -> None:
         self._axes = axes
         self._inverse = None if axes is None else tuple(int(axis) for axis in np.argsort(axes))
 
-    def to_framework(self, array):
-        # type: (np.ndarray) -> np.ndarray
+    def to_framework(self, array: np.ndarray) -> np.ndarray:
         turned = _turned(array)
         return turned if self._axes is None else turned.transpose(self._axes)
 
-    def to_canonical(self, array):
-        # type: (np.ndarray) -> np.ndarray
+    def to_canonical(self, array: np.ndarray) -> np.ndarray:
         return _turned(array if self._inverse is None else array.transpose(self._inverse))
 
 
-def _turned(kernel):
-    # type: (np.ndarray) -> np.ndarray
+def _turned(kernel: np.ndarray) -> np.ndarray:
     return kernel[(slice(None), slice(None)) + (slice(None, None, -1),) * (kernel.ndim - 2)]
 
 
 class FeatureLayout(Layout):
     """Last axis in another order: framework position i holds canonical feature ``order[i]``."""
 
-    def __init__(self, order):
-        # type: (np.ndarray) -> None
+    def __init__(self, order: np.ndarray) -> None:
         self._order = order
         self._inverse = np.argsort(order)
 
-    def to_framework(self, array):
-        # type: (np.ndarray) -> np.ndarray
+    def to_framework(self, array: np.ndarray) -> np.ndarray:
         return array[..., self._order]
 
-    def to_canonical(self, array):
-        # type: (np.ndarray) -> np.ndarray
+    def to_canonical(self, array: np.ndarray) -> np.ndarray:
         return array[..., self._inverse]
 
 
 class DenseLayout(Layout):
     """(out, in) stored as (in, out), the inputs in the order of ``features``."""
 
-    def __init__(self, features):
-        # type: (Layout) -> None
+    def __init__(self, features: Layout) -> None:
         self._features = features
 
-    def to_framework(self, array):
-        # type: (np.ndarray) -> np.ndarray
+    def to_framework(self, array: np.ndarray) -> np.ndarray:
         return self._features.to_framework(array).T
 
-    def to_canonical(self, array):
-        # type: (np.ndarray) -> np.ndarray
+    def to_canonical(self, array: np.ndarray) -> np.ndarray:
         return self._features.to_canonical(array.T)
 
 
@@ -89,15 +77,13 @@ class Stored(NamedTuple):
     layout: Layout
     sign: int = 1
 
-    def value(self):
-        # type: () -> np.ndarray
+    def value(self) -> np.ndarray:
         """A copy of the value in canonical form, C-contiguous."""
         raw = self.variable.get_value(borrow=True)
         found = np.array(self.layout.to_canonical(np.asarray(raw)), order="C")
         return found if self.sign > 0 else -found
 
-    def set(self, array):
-        # type: (np.ndarray) -> None
+    def set(self, array: np.ndarray) -> None:
         """Sets the value from canonical form, converted to the variable's type."""
         raw = np.array(self.layout.to_framework(np.asarray(array)), dtype=self.variable.dtype, order="C")
         self.variable.set_value(raw if self.sign > 0 else -raw, borrow=True)
@@ -117,16 +103,15 @@ class Network:
       own and dropout off; a function of ``x`` alone.
     """
 
-    def __init__(self):
-        # type: () -> None
-        self.x = None  # type: Variable
-        self.labels = None  # type: Variable
-        self.masks = OrderedDict()  # type: Dict[str, Variable]
-        self.outputs = OrderedDict()  # type: Dict[str, Tuple[Variable, Layout]]
-        self.loss = None  # type: Variable
-        self.penalty = None  # type: Optional[Variable]
-        self.logits = None  # type: Variable
-        self.phase = None  # type: Optional[Variable]
-        self.parameters = OrderedDict()  # type: Dict[str, Stored]
-        self.statistics = OrderedDict()  # type: Dict[str, Stored]
-        self.moments = OrderedDict()  # type: Dict[str, Tuple[Variable, Variable, Layout]]
+    def __init__(self) -> None:
+        self.x: Variable = None
+        self.labels: Variable = None
+        self.masks: Dict[str, Variable] = OrderedDict()
+        self.outputs: Dict[str, Tuple[Variable, Layout]] = OrderedDict()
+        self.loss: Variable = None
+        self.penalty: Optional[Variable] = None
+        self.logits: Variable = None
+        self.phase: Optional[Variable] = None
+        self.parameters: Dict[str, Stored] = OrderedDict()
+        self.statistics: Dict[str, Stored] = OrderedDict()
+        self.moments: Dict[str, Tuple[Variable, Variable, Layout]] = OrderedDict()

@@ -17,8 +17,7 @@ Variable = Any
 Pads = Sequence[Tuple[int, int]]
 
 
-def relu(x):
-    # type: (Variable) -> Variable
+def relu(x: Variable) -> Variable:
     """max(x, 0) with gradient 0 at exactly 0; NaN stays NaN.
 
     ``T.nnet.relu`` has gradient 0.5 there and ``T.maximum`` 1. ``T.switch(x > 0, x, 0)`` has 0, but costs seven times
@@ -26,8 +25,7 @@ def relu(x):
     """
     entry = x.type()
 
-    def gradient(inputs, outputs, output_gradients):
-        # type: (Any, Any, Any) -> Any
+    def gradient(inputs: Any, outputs: Any, output_gradients: Any) -> Any:
         return [output_gradients[0] * T.cast(T.gt(inputs[0], 0), entry.dtype)]
 
     operation = theano.OpFromGraph(
@@ -35,8 +33,7 @@ def relu(x):
     return operation(x)
 
 
-def pad(x, pads, value=0.0):
-    # type: (Variable, Pads, float) -> Variable
+def pad(x: Variable, pads: Pads, value: float = 0.0) -> Variable:
     """x with ``value`` around its last dimensions; ``pads`` gives (before, after) for each."""
     if not any(before or after for before, after in pads):
         return x
@@ -49,8 +46,9 @@ def pad(x, pads, value=0.0):
     return T.set_subtensor(T.alloc(floating(value), *shape)[tuple(inside)], x)
 
 
-def convolution(x, kernel, pads, stride, input_shape, kernel_shape):
-    # type: (Variable, Variable, Pads, Sequence[int], Sequence[int], Sequence[int]) -> Variable
+def convolution(
+    x: Variable, kernel: Variable, pads: Pads, stride: Sequence[int], input_shape: Sequence[int], kernel_shape: Sequence[int]
+) -> Variable:
     """Theano's convolution (kernel (O, I, H, W), flipped) with zero padding of its own, also an asymmetric one.
 
     ``input_shape`` (C, H, W) and ``kernel_shape`` let Theano choose its implementation.
@@ -61,8 +59,7 @@ def convolution(x, kernel, pads, stride, input_shape, kernel_shape):
         subsample=tuple(stride))
 
 
-def pool_pads(layer, shape):
-    # type: (Pool, Sequence[int]) -> Tuple[Tuple[int, int], ...]
+def pool_pads(layer: Pool, shape: Sequence[int]) -> Tuple[Tuple[int, int], ...]:
     """Padding (before, after) per dimension after which rounding down gives the wanted number of windows.
 
     ``shape`` is (C, H, W) or (C, L). Rounded up, the last window may reach beyond the padding at the end.
@@ -76,8 +73,7 @@ def pool_pads(layer, shape):
     return tuple(pads)
 
 
-def max_pool(x, layer, shape):
-    # type: (Variable, Pool, Sequence[int]) -> Variable
+def max_pool(x: Variable, layer: Pool, shape: Sequence[int]) -> Variable:
     """Largest element of every window; the gradient goes to the first of equal maxima, in row-major order.
 
     ``shape`` (C, H, W) or (C, L) is that of ``x`` without the batch. Padding is -inf.
@@ -89,8 +85,7 @@ def max_pool(x, layer, shape):
     apart = all(stride >= kernel for stride, kernel in zip(layer.stride, layer.kernel))
     entry = padded.type()
 
-    def gradient(inputs, outputs, output_gradients):
-        # type: (Any, Any, Any) -> Any
+    def gradient(inputs: Any, outputs: Any, output_gradients: Any) -> Any:
         largest, given = outputs[0], output_gradients[0]
         result = T.zeros_like(inputs[0])
         # One fused pass per window element: where it is the maximum and none before it was.
@@ -110,8 +105,7 @@ def max_pool(x, layer, shape):
     return operation(padded)
 
 
-def _window_elements(layer, sizes):
-    # type: (Pool, Sequence[int]) -> Sequence[Tuple[slice, ...]]
+def _window_elements(layer: Pool, sizes: Sequence[int]) -> Sequence[Tuple[slice, ...]]:
     """Index, for each element of a window in row-major order, of that element of every window.
 
     ``sizes`` are those of the padded input.
@@ -126,8 +120,7 @@ def _window_elements(layer, sizes):
     ]
 
 
-def _largest(values):
-    # type: (Sequence[Variable]) -> Variable
+def _largest(values: Sequence[Variable]) -> Variable:
     """Elementwise maximum, in pairs: a chain of many would nest too deeply in the generated code."""
     values = list(values)
     while len(values) > 1:
@@ -136,8 +129,7 @@ def _largest(values):
     return values[0]
 
 
-def average_pool(x, layer, shape):
-    # type: (Variable, Pool, Sequence[int]) -> Variable
+def average_pool(x: Variable, layer: Pool, shape: Sequence[int]) -> Variable:
     """Mean of every window of ``x`` (B, *shape), padding being 0: Theano's sum pooling over a constant divisor.
 
     With ``count_include_pad`` the divisor is the part of the window inside input and padding, else inside the input.
@@ -147,8 +139,7 @@ def average_pool(x, layer, shape):
     return total / floating(_divisors(layer, shape))
 
 
-def _divisors(layer, shape):
-    # type: (Pool, Sequence[int]) -> np.ndarray
+def _divisors(layer: Pool, shape: Sequence[int]) -> np.ndarray:
     result = np.ones((), np.int64)
     for size, kernel, stride, begin, end in zip(
             shape[1:], layer.kernel, layer.stride, layer.pad_begin, layer.pad_end):
@@ -158,8 +149,7 @@ def _divisors(layer, shape):
     return result[np.newaxis, np.newaxis]
 
 
-def theano_pool(x, layer, mode):
-    # type: (Variable, Pool, str) -> Variable
+def theano_pool(x: Variable, layer: Pool, mode: str) -> Variable:
     """Theano's own pooling of ``x`` without padding, rounded down; its maximum has a gradient at every tie."""
     flat = x.ndim == 3
     result = pool_2d(
@@ -170,14 +160,12 @@ def theano_pool(x, layer, mode):
     return result[:, :, :, 0] if flat else result
 
 
-def theano_max_pool(x, layer, shape):
-    # type: (Variable, Pool, Sequence[int]) -> Variable
+def theano_max_pool(x: Variable, layer: Pool, shape: Sequence[int]) -> Variable:
     """Theano's own maximum pooling, for any padding and rounding."""
     return theano_pool(pad(x, pool_pads(layer, shape), -np.inf), layer, "max")
 
 
-def local_response_norm(x, layer, channels):
-    # type: (Variable, LocalResponseNorm, int) -> Variable
+def local_response_norm(x: Variable, layer: LocalResponseNorm, channels: int) -> Variable:
     """x / (k + alpha_sum * sum of x^2 over ``size`` channels)^beta for x (B, C, ...); Theano has no such operation."""
     half = layer.size // 2
     squares = pad(T.sqr(x), [(half, half)] + [(0, 0)] * (x.ndim - 2))
@@ -187,8 +175,7 @@ def local_response_norm(x, layer, channels):
     return x / (floating(layer.k) + floating(layer.alpha_sum) * total) ** floating(layer.beta)
 
 
-def batch_moments(x):
-    # type: (Variable) -> Tuple[Variable, Variable]
+def batch_moments(x: Variable) -> Tuple[Variable, Variable]:
     """Mean and biased variance per channel of x (B, C, ...), each (C,)."""
     axes = [0] + list(range(2, x.ndim))
     mean = T.mean(x, axis=axes)
@@ -196,20 +183,19 @@ def batch_moments(x):
     return mean, T.mean(T.sqr(centred), axis=axes)
 
 
-def batch_norm(x, gamma, beta, mean, variance, epsilon):
-    # type: (Variable, Variable, Variable, Variable, Variable, float) -> Variable
+def batch_norm(
+    x: Variable, gamma: Variable, beta: Variable, mean: Variable, variance: Variable, epsilon: float
+) -> Variable:
     """gamma (x - mean) / sqrt(variance + epsilon) + beta per channel of x (B, C, ...); the others are (C,)."""
     scale = gamma / T.sqrt(variance + floating(epsilon))
     return (x - _per_channel(mean, x.ndim)) * _per_channel(scale, x.ndim) + _per_channel(beta, x.ndim)
 
 
-def _per_channel(vector, ndim):
-    # type: (Variable, int) -> Variable
+def _per_channel(vector: Variable, ndim: int) -> Variable:
     return vector.dimshuffle(*(["x", 0] + ["x"] * (ndim - 2)))
 
 
-def cross_entropy(logits, labels):
-    # type: (Variable, Variable) -> Variable
+def cross_entropy(logits: Variable, labels: Variable) -> Variable:
     """Loss (B,) of logits (B, K) and integer labels (B,): log sum exp minus the label's logit, without clipping."""
     # The shift cancels out of value and gradient alike.
     shift = theano.gradient.disconnected_grad(T.max(logits, axis=1, keepdims=True))

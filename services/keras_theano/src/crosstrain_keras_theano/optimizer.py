@@ -24,20 +24,17 @@ SUFFIXES = {
 }  # type: Dict[str, Tuple[str, ...]]
 
 
-def suffixes(rule):
-    # type: (Rule) -> Tuple[str, ...]
+def suffixes(rule: Rule) -> Tuple[str, ...]:
     """Names of the state per parameter; plain SGD has none."""
     return () if rule.name == "sgd" and not rule.momentum else SUFFIXES[rule.name]
 
 
-def learning_rate_variable():
-    # type: () -> Variable
+def learning_rate_variable() -> Variable:
     """A shared scalar in the run's floating type, to be set before every step."""
     return theano.shared(floating(0), name="learning_rate")
 
 
-def clip_by_global_norm(gradients, limit):
-    # type: (Mapping[str, Variable], float) -> Dict[str, Variable]
+def clip_by_global_norm(gradients: Mapping[str, Variable], limit: float) -> Dict[str, Variable]:
     """All gradients times limit / max(norm, limit), the norm being taken over all of them together."""
     squares = [T.sum(T.sqr(gradient)) for gradient in gradients.values()]
     norm = T.sqrt(sum(squares[1:], squares[0]))
@@ -52,13 +49,14 @@ class CanonicalRule:
     the updates made.
     """
 
-    def __init__(self, training, parameters, learning_rate):
-        # type: (Training, Mapping[str, Variable], Variable) -> None
+    def __init__(
+        self, training: Training, parameters: Mapping[str, Variable], learning_rate: Variable
+    ) -> None:
         self._training = training
         self._parameters = OrderedDict(parameters)
         self._learning_rate = learning_rate
         self.iterations = theano.shared(np.asarray(0, np.int64), name="iterations")
-        self.state = OrderedDict()  # type: Dict[str, Variable]
+        self.state: Dict[str, Variable] = OrderedDict()
         start = training.rule.initial_accumulator or 0.0
         for name, parameter in self._parameters.items():
             value = parameter.get_value(borrow=True)
@@ -67,8 +65,7 @@ class CanonicalRule:
                 full_name = "%s.%s" % (name, suffix)
                 self.state[full_name] = theano.shared(initial, name=full_name, broadcastable=parameter.broadcastable)
 
-    def updates(self, gradients):
-        # type: (Mapping[str, Variable]) -> List[Tuple[Variable, Variable]]
+    def updates(self, gradients: Mapping[str, Variable]) -> List[Tuple[Variable, Variable]]:
         """(variable, new value) for the state, the parameters and the count, from the gradients of the data loss."""
         training = self._training
         decay = training.weight_decay
@@ -89,8 +86,7 @@ class CanonicalRule:
             result.append((parameter, base - change))
         return result
 
-    def _sgd(self, gradient, state):
-        # type: (Variable, Mapping[str, Variable]) -> Tuple[Variable, Dict[str, Variable]]
+    def _sgd(self, gradient: Variable, state: Mapping[str, Variable]) -> Tuple[Variable, Dict[str, Variable]]:
         scaled = self._learning_rate * gradient
         if not state:
             return scaled, {}
@@ -99,21 +95,24 @@ class CanonicalRule:
         change = momentum * velocity + scaled if self._training.rule.nesterov else velocity
         return change, {"velocity": velocity}
 
-    def _rmsprop(self, gradient, state):
-        # type: (Variable, Mapping[str, Variable]) -> Tuple[Variable, Dict[str, Variable]]
+    def _rmsprop(
+        self, gradient: Variable, state: Mapping[str, Variable]
+    ) -> Tuple[Variable, Dict[str, Variable]]:
         rule = self._training.rule
         mean_square = _decayed(rule.rho, state["mean_square"], T.sqr(gradient))
         change = self._learning_rate * gradient / (T.sqrt(mean_square) + floating(rule.epsilon))
         return change, {"mean_square": mean_square}
 
-    def _adagrad(self, gradient, state):
-        # type: (Variable, Mapping[str, Variable]) -> Tuple[Variable, Dict[str, Variable]]
+    def _adagrad(
+        self, gradient: Variable, state: Mapping[str, Variable]
+    ) -> Tuple[Variable, Dict[str, Variable]]:
         accumulator = state["accumulator"] + T.sqr(gradient)
         change = self._learning_rate * gradient / (T.sqrt(accumulator) + floating(self._training.rule.epsilon))
         return change, {"accumulator": accumulator}
 
-    def _adam(self, gradient, state):
-        # type: (Variable, Mapping[str, Variable]) -> Tuple[Variable, Dict[str, Variable]]
+    def _adam(
+        self, gradient: Variable, state: Mapping[str, Variable]
+    ) -> Tuple[Variable, Dict[str, Variable]]:
         rule = self._training.rule
         m = _decayed(rule.beta1, state["m"], gradient)
         v = _decayed(rule.beta2, state["v"], T.sqr(gradient))
@@ -121,8 +120,9 @@ class CanonicalRule:
         v_hat = v / self._correction(rule.beta2)
         return self._learning_rate * m_hat / (T.sqrt(v_hat) + floating(rule.epsilon)), {"m": m, "v": v}
 
-    def _adadelta(self, gradient, state):
-        # type: (Variable, Mapping[str, Variable]) -> Tuple[Variable, Dict[str, Variable]]
+    def _adadelta(
+        self, gradient: Variable, state: Mapping[str, Variable]
+    ) -> Tuple[Variable, Dict[str, Variable]]:
         rule = self._training.rule
         epsilon = floating(rule.epsilon)
         mean_square = _decayed(rule.rho, state["mean_square"], T.sqr(gradient))
@@ -130,13 +130,11 @@ class CanonicalRule:
         mean_update = _decayed(rule.rho, state["mean_update"], T.sqr(change))
         return self._learning_rate * change, {"mean_square": mean_square, "mean_update": mean_update}
 
-    def _correction(self, beta):
-        # type: (float) -> Variable
+    def _correction(self, beta: float) -> Variable:
         """1 - beta^t with t counting from 1."""
         power = T.pow(np.float64(beta), T.cast(self.iterations + 1, "float64"))
         return T.cast(np.float64(1) - power, theano.config.floatX)
 
 
-def _decayed(rate, old, new):
-    # type: (float, Variable, Variable) -> Variable
+def _decayed(rate: float, old: Variable, new: Variable) -> Variable:
     return floating(rate) * old + floating(1.0 - rate) * new
