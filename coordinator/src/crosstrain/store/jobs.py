@@ -65,10 +65,10 @@ class JobStore:
         """Adds the evaluation runs of a job, which are no longer pending then; only once."""
         with self._database.write() as connection:
             journal = JobJournal(connection, job_id)
-            pending, present = connection.execute(
-                select(jobs.c.evaluation_pending, jobs.c.state).where(jobs.c.job_id == job_id)
-            ).one()
-            if pending and present not in TERMINAL_JOB_STATES:
+            pending = connection.execute(
+                select(jobs.c.evaluation_pending).where(jobs.c.job_id == job_id)
+            ).scalar_one()
+            if pending and journal.state not in TERMINAL_JOB_STATES:
                 count = connection.execute(
                     select(job_runs.c.position)
                     .where(job_runs.c.job_id == job_id)
@@ -89,10 +89,12 @@ class JobStore:
     def job(self, job_id: str) -> coordinator_pb2.Job:
         """A job as it stands, with its runs."""
         with self._database.read() as connection:
-            record = connection.execute(select(jobs.c.record).where(jobs.c.job_id == job_id)).scalar_one_or_none()
-            if record is None:
+            found = connection.execute(
+                select(jobs.c.record, jobs.c.last_sequence).where(jobs.c.job_id == job_id)
+            ).first()
+            if found is None:
                 raise CrosstrainError("JOB_NOT_FOUND", f"there is no job {job_id!r}", "job_id")
-            job = coordinator_pb2.Job.FromString(record)
+            job = _job(found.record, found.last_sequence)
             rows = connection.execute(
                 select(job_runs.c.record).where(job_runs.c.job_id == job_id).order_by(job_runs.c.position)
             )
@@ -104,12 +106,13 @@ class JobStore:
 
         ``before`` is what the last call gave; None starts at the newest job.
         """
-        query = select(jobs.c.position, jobs.c.record).order_by(jobs.c.position.desc()).limit(count + 1)
+        columns = jobs.c.position, jobs.c.record, jobs.c.last_sequence
+        query = select(*columns).order_by(jobs.c.position.desc()).limit(count + 1)
         if before is not None:
             query = query.where(jobs.c.position < before)
         with self._database.read() as connection:
             rows = connection.execute(query).all()
-        found = [coordinator_pb2.Job.FromString(row.record) for row in rows[:count]]
+        found = [_job(row.record, row.last_sequence) for row in rows[:count]]
         return found, rows[count - 1].position if len(rows) > count else None
 
     def events(self, job_id: str, after: int) -> tuple[list[coordinator_pb2.JobEvent], bool]:
@@ -202,7 +205,7 @@ class JobStore:
         """Notes that a job is to be cancelled; nothing if it has ended."""
         with self._database.write() as connection:
             journal = JobJournal(connection, job_id)
-            if journal.job.state not in TERMINAL_JOB_STATES:
+            if journal.state not in TERMINAL_JOB_STATES:
                 journal.close(cancel_requested=True)
         self.work_changed.notify()
 
@@ -212,20 +215,27 @@ class JobStore:
         """Ends a job; nothing if it has ended before."""
         with self._database.write() as connection:
             journal = JobJournal(connection, job_id)
-            if journal.job.state in TERMINAL_JOB_STATES:
+            if journal.state in TERMINAL_JOB_STATES:
                 return
+            job = journal.record()
             change = coordinator_pb2.JobStateChanged(state=state, error=error)
-            journal.job.state = state
-            journal.job.end_time.CopyFrom(timestamp(journal.now_ns))
+            job.state = state
+            job.end_time.CopyFrom(timestamp(journal.now_ns))
             if error is not None:
-                journal.job.error.CopyFrom(error)
+                job.error.CopyFrom(error)
             journal.append([coordinator_pb2.JobEvent(state_changed=change)])
-            journal.close()
+            journal.close(job)
         self._changed(job_id)
 
     def _changed(self, job_id: str) -> None:
         self.events_changed.notify(job_id)
         self.work_changed.notify()
+
+
+def _job(record: bytes, last_sequence: int) -> coordinator_pb2.Job:
+    job = coordinator_pb2.Job.FromString(record)
+    job.last_sequence = last_sequence
+    return job
 
 
 def _add_runs(

@@ -32,7 +32,7 @@ class JobJournal:
 
     def __init__(self, connection: Connection, job_id: str) -> None:
         row = connection.execute(
-            select(jobs.c.last_sequence, jobs.c.record).where(jobs.c.job_id == job_id).with_for_update()
+            select(jobs.c.last_sequence, jobs.c.state).where(jobs.c.job_id == job_id).with_for_update()
         ).first()
         if row is None:
             raise CrosstrainError("JOB_NOT_FOUND", f"there is no job {job_id!r}", "job_id")
@@ -40,8 +40,8 @@ class JobJournal:
         #: The job's id.
         self.job_id = job_id
         self._sequence: int = row.last_sequence
-        #: The job's record; written back by :meth:`close`.
-        self.job = coordinator_pb2.Job.FromString(row.record)
+        #: The job's state when it was locked.
+        self.state: int = row.state
         self.now_ns = time.time_ns()
 
     def append(self, events: Iterable[coordinator_pb2.JobEvent]) -> None:
@@ -70,16 +70,17 @@ class JobJournal:
         """Appends the event that a run's placement or state changed."""
         self.append([coordinator_pb2.JobEvent(run_changed=record)])
 
-    def close(self, **columns: object) -> None:
-        """Writes back the job's record and sequence number, and other columns of the job."""
-        self.job.last_sequence = self._sequence
-        self._connection.execute(
-            update(jobs)
-            .where(jobs.c.job_id == self.job_id)
-            .values(
-                last_sequence=self._sequence,
-                state=self.job.state,
-                record=self.job.SerializeToString(),
-                **columns,
-            )
-        )
+    def record(self) -> coordinator_pb2.Job:
+        """The job's record; a change is written back by handing it to :meth:`close`."""
+        row = self._connection.execute(select(jobs.c.record).where(jobs.c.job_id == self.job_id)).one()
+        return coordinator_pb2.Job.FromString(row.record)
+
+    def close(self, job: coordinator_pb2.Job | None = None, **columns: object) -> None:
+        """Writes back the sequence number, the record if it is given, and other columns of the job.
+
+        The record holds the job's document and is not written again with every event.
+        """
+        if job is not None:
+            columns |= {"state": job.state, "record": job.SerializeToString()}
+        changed = update(jobs).where(jobs.c.job_id == self.job_id)
+        self._connection.execute(changed.values(last_sequence=self._sequence, **columns))
