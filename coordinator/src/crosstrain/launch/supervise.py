@@ -11,7 +11,6 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -92,6 +91,7 @@ class Supervisor:
         self._temporary = temporary
         self._say = say
         self._guard = threading.RLock()
+        self._builds = threading.Semaphore(_PARALLEL_BUILDS)
         self._stopping = False
         self._ready = False
         self.services = [
@@ -124,11 +124,17 @@ class Supervisor:
             reason = self._coordinator.failure or "is not ready in time"
             raise StartError(f"the coordinator {reason}: {self._coordinator.last_output()}")
         self._publish()
-        with ThreadPoolExecutor(_PARALLEL_BUILDS) as builds:
-            environments = [builds.submit(self._environment, status.service) for status in self.services]
-            with ThreadPoolExecutor(max(1, len(self.services))) as starts:
-                for status, build in zip(self.services, environments, strict=True):
-                    starts.submit(self._start, status, build.result)
+        # Daemon threads: a build takes minutes, and must not keep an interrupted command from ending.
+        starts = [
+            threading.Thread(
+                target=self._start, args=(status,), name=f"start {status.service.name}", daemon=True
+            )
+            for status in self.services
+        ]
+        for thread in starts:
+            thread.start()
+        for thread in starts:
+            thread.join()
         with self._guard:
             self._ready = True
         self._publish()
@@ -147,11 +153,12 @@ class Supervisor:
         self._coordinator.stop()
 
     def _environment(self, service: Service) -> Environment | Unavailable:
-        return service_environment(service, self._catalogue, progress=self._say)
+        with self._builds:
+            return service_environment(service, self._catalogue, progress=self._say)
 
-    def _start(self, status: ServiceStatus, build: Callable[[], Environment | Unavailable]) -> None:
+    def _start(self, status: ServiceStatus) -> None:
         try:
-            environment = build()
+            environment = self._environment(status.service)
             if isinstance(environment, Unavailable):
                 self._unavailable(status, environment.reason, environment.remedy)
                 return
