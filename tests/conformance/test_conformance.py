@@ -18,6 +18,9 @@ from .conftest import note
 from .declared import LISTED, documented, sign
 from .suite import PRECISIONS, PROBE_SECONDS, Conformance, lacking, wanted
 
+# The first test of an engine runs all its cases, and may have to wait for a compiler.
+pytestmark = pytest.mark.timeout(PROBE_SECONDS + 120)
+
 KNOWN = tomllib.loads((Path(__file__).parent / "known_failures.toml").read_text()).get("failure", [])
 
 
@@ -36,7 +39,6 @@ def known_failure(engine: EngineId, case: Case, precision: str) -> str:
     return ""
 
 
-@pytest.mark.timeout(PROBE_SECONDS + 120)
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_case(

@@ -28,6 +28,7 @@ from .flips import Flip, first_flip
 TOLERANCE = 1e-6
 STEPS = {"cnn2": 10, "cnn3": 5}
 SECONDS = 900.0
+pytestmark = pytest.mark.timeout(SECONDS + 60)
 EXECUTION = messages.execution(Execution(intra_threads=1))
 #: What the summary of the run shows.
 MEASURED: list[str] = []
@@ -81,7 +82,6 @@ def test_reference_gives_the_listed_losses(expected: Expected) -> None:
         assert np.isfinite(expected.losses).all()
 
 
-@pytest.mark.timeout(SECONDS)
 def test_losses(
     engine: EngineId,
     expected: Expected,
@@ -103,7 +103,6 @@ def test_losses(
     assert flip.is_rounding, f"a decision differs by more than rounding: {flip}"
 
 
-@pytest.mark.timeout(SECONDS)
 def test_parameters_and_certificate_of_the_first_step(
     engine: EngineId, expected: Expected, first_steps: Callable[[EngineId, str], jobs.Arrays]
 ) -> None:
