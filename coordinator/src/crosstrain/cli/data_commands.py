@@ -85,7 +85,9 @@ def consistency(
         ("engine", "digest", "result"),
         rows,
     )
-    output.text("bit-identical in every engine" if same else "NOT the same in every engine")
+    output.text(
+        "bit-identical input is handed to every engine" if same else "NOT the same input for every engine"
+    )
     return OK if same else COULD_NOT_RUN
 
 

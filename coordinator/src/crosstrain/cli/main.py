@@ -288,9 +288,10 @@ def data_consistency(
     state_dir: options.StateDir = None,
     json: options.Json = False,
 ) -> None:
-    """Show that every engine sees bit-identical input: digests of the first samples as float32.
+    """Show that every engine is handed bit-identical input: digests of the first samples as float32.
 
-    Asks each engine of the job file to record its first training batch in file order.
+    Each engine's own process records its first training batch, in file order, before the framework
+    takes it; what the framework makes of it is the subject of probes, not of this command.
     """
     from . import data_commands
 
