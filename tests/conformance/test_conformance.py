@@ -90,7 +90,8 @@ def test_undeclared_setting_is_refused(
     code, reason, message = suite.refusal(BY_NAME["conv_delta"], precision, **SETTINGS[feature])
     assert (code, reason) == ("FAILED_PRECONDITION", "UNSUPPORTED"), message
     # A device that is missing altogether is refused before the engine is asked.
-    assert ("no cuda:0" if feature == "device.cuda" else f"engine {engine.name} does not support: {feature}") in message
+    unsupported = f"engine {engine.name} does not support: {feature}"
+    assert ("no cuda:0" if feature == "device.cuda" else unsupported) in message
 
 
 def test_declared_features_are_documented(
