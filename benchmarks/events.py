@@ -16,7 +16,6 @@ from crosstrain_protos.v1 import run_pb2, service_pb2
 from crosstrain_service.events import EventLog
 from crosstrain_service.rundir import RunDir
 from crosstrain_service.spool import SpoolWriter
-
 from tests.support.service import Service
 
 

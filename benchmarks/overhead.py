@@ -21,10 +21,10 @@ import time
 from pathlib import Path
 
 import numpy as np
+
 from crosstrain_protos.v1 import run_pb2, service_pb2
 from crosstrain_service import convert, testing, weights
 from crosstrain_service.training import Execution, Rule, Training
-
 from tests.support import catalogue, messages
 from tests.support.service import Service
 

@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+
 from crosstrain_service.checkpoint import CheckpointStore, Position
 from crosstrain_service.engine import Batch
 from crosstrain_service.events import EventLog

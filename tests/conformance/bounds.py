@@ -19,6 +19,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
+
 from crosstrain_reference import (
     LRN,
     BatchNorm,

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
+
 from crosstrain_reference import (
     Network,
     cross_entropy,

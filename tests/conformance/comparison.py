@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+
 from crosstrain_service.model import Model
 from crosstrain_service.training import Training
 

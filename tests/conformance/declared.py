@@ -10,7 +10,6 @@ import sys
 from collections.abc import Mapping
 
 from crosstrain_service.capabilities import EMULATED, EXACT, FEATURES, Feature
-
 from tests.support.catalogue import ROOT, engines
 from tests.support.service import Service, ServiceUnavailable
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+
 from crosstrain_reference import BatchNorm, Network
 
 from . import bounds

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+
 from crosstrain_reference import cross_entropy_gradient, softmax
 
 from .bounds import Arithmetic, Bounded

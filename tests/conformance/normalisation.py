@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+
 from crosstrain_reference import LRN, BatchNorm, Trace
 
 from .rounding import Arithmetic, Arrays, Bounded

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
+
 from crosstrain_service.model import Dropout, Model
 from crosstrain_service.training import Training
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+
 from crosstrain_reference import Network, Optimizer, cross_entropy, cross_entropy_gradient
 from crosstrain_service.training import Training
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
+
 from crosstrain_protos.v1 import run_pb2, service_pb2
 from crosstrain_service import convert
 from crosstrain_service.capabilities import UNSUPPORTED, Feature
-
 from tests.support import messages
 from tests.support.service import Service, ServiceUnavailable, error_info, features
 

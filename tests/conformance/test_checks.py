@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from crosstrain_reference import LRN, BatchNorm, Convolution, Flatten, Network, Pool, Relu
 from crosstrain_service.training import Training
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from crosstrain_service.capabilities import EXACT
 
+from crosstrain_service.capabilities import EXACT
 from tests.support.catalogue import EngineId, choose
 
 from .cases import BY_NAME, CASES, Case

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+
 from crosstrain_service.training import Training
 
 from .bounds import Arithmetic, Arrays, Bounded

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from crosstrain_protos.v1 import coordinator_pb2, data_pb2, run_pb2
 
 from crosstrain.client import Client
+from crosstrain_protos.v1 import coordinator_pb2, data_pb2, run_pb2
 
 from .processes import Platform
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from crosstrain_reference import Network, Pool, Relu, decision_flips
 
+from crosstrain_reference import Network, Pool, Relu, decision_flips
 from tests.conformance import bounds
 from tests.conformance.bounds import FLOAT32, Arrays, Bounded
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+
 from crosstrain_reference import Convolution, Network, Pool, Relu
 
 from .flips import first_flip

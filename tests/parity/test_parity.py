@@ -11,11 +11,11 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
+
 from crosstrain_protos.v1 import run_pb2, service_pb2
 from crosstrain_reference import Network
 from crosstrain_service import convert
 from crosstrain_service.training import Execution
-
 from tests.conformance.bounds import network_of
 from tests.conformance.checks import Problem, check_records, group
 from tests.conftest import Services

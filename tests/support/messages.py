@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+
 from crosstrain_protos.v1 import data_pb2, training_pb2
 from crosstrain_service.model import Model
 from crosstrain_service.training import Execution, Training

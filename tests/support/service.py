@@ -14,6 +14,8 @@ from typing import Any
 
 import grpc
 import numpy as np
+from google.rpc import error_details_pb2, status_pb2
+
 from crosstrain.launch.environments import Unavailable
 from crosstrain_protos.v1 import (
     artifact_pb2,
@@ -24,7 +26,6 @@ from crosstrain_protos.v1 import (
 )
 from crosstrain_service import weights
 from crosstrain_service.capabilities import EMULATED, EXACT, UNSUPPORTED, Feature
-from google.rpc import error_details_pb2, status_pb2
 
 from . import catalogue
 

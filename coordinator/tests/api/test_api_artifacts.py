@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from crosstrain_service.errors import CrosstrainError
 
 from crosstrain.artifacts import ArtifactStore
+from crosstrain_service.errors import CrosstrainError
 from doubles.world import npy
 
 

@@ -14,6 +14,13 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
+from google.protobuf.descriptor_pb2 import FileDescriptorProto
+from google.rpc import error_details_pb2
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from grpc_status import rpc_status
+
+from crosstrain.rpc import from_rpc
 from crosstrain_protos.v1 import (
     artifact_pb2,
     artifact_pb2_grpc,
@@ -22,13 +29,6 @@ from crosstrain_protos.v1 import (
     errors_pb2,
 )
 from crosstrain_service.errors import CODES, DOMAIN, CrosstrainError
-from google.protobuf.descriptor_pb2 import FileDescriptorProto
-from google.rpc import error_details_pb2
-from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
-from grpc_status import rpc_status
-
-from crosstrain.rpc import from_rpc
 from doubles.world import World, document, wait_for
 
 

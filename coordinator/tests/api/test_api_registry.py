@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from crosstrain_protos.v1 import service_pb2
-from crosstrain_service.errors import CrosstrainError
 
 from crosstrain.registry import Offer, resolve
 from crosstrain.registry.resolve import version_key
+from crosstrain_protos.v1 import service_pb2
+from crosstrain_service.errors import CrosstrainError
 
 
 def offer(name: str, version: str, service: str = "", preferred: bool = False, **options: object) -> Offer:

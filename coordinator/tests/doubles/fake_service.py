@@ -15,13 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+from google.protobuf.timestamp_pb2 import Timestamp
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+
 from crosstrain_protos.v1 import artifact_pb2_grpc, errors_pb2, run_pb2, service_pb2, service_pb2_grpc
 from crosstrain_service.artifacts import ArtifactStore
 from crosstrain_service.capabilities import FEATURES
 from crosstrain_service.errors import CrosstrainError
 from crosstrain_service.servicer import ArtifactServicer, guarded, guarded_stream
-from google.protobuf.timestamp_pb2 import Timestamp
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 ENDED = (run_pb2.RUN_STATE_SUCCEEDED, run_pb2.RUN_STATE_FAILED, run_pb2.RUN_STATE_CANCELLED)
 

@@ -6,6 +6,7 @@ import io
 from typing import Any
 
 import numpy as np
+
 from crosstrain_protos.v1 import coordinator_pb2, data_pb2, errors_pb2, run_pb2
 
 DOCUMENT = """name: recorded

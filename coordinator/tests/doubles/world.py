@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from crosstrain_protos.v1 import coordinator_pb2, data_pb2
 
 from crosstrain.api import CoordinatorServer, Settings
 from crosstrain.client import Client
+from crosstrain_protos.v1 import coordinator_pb2, data_pb2
 
 from .fake_service import FakeService
 

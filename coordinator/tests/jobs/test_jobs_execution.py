@@ -8,9 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+
 from crosstrain_protos.v1 import coordinator_pb2, errors_pb2, run_pb2, service_pb2
 from crosstrain_service.errors import CrosstrainError
-
 from doubles.fake_service import FakeService
 from doubles.world import World, check_events, document, upload_dataset, wait_for
 

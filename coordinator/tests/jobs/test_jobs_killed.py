@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from crosstrain_protos.v1 import coordinator_pb2, run_pb2
-from crosstrain_service.errors import CrosstrainError
 
 from crosstrain.client import Client
+from crosstrain_protos.v1 import coordinator_pb2, run_pb2
+from crosstrain_service.errors import CrosstrainError
 from doubles.fake_service import FakeService
 from doubles.process import CoordinatorProcess
 from doubles.world import check_events, document, upload_dataset

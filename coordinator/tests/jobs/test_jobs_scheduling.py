@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 import pytest
-from crosstrain_protos.v1 import run_pb2
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,6 +12,7 @@ from crosstrain.jobs.comparison import Recorded, compare, recorded
 from crosstrain.jobs.naming import run_id
 from crosstrain.jobs.scheduler import startable
 from crosstrain.store import JobPlace, RunPlace
+from crosstrain_protos.v1 import run_pb2
 
 QUEUED, RUNNING, DONE = run_pb2.RUN_STATE_QUEUED, run_pb2.RUN_STATE_RUNNING, run_pb2.RUN_STATE_SUCCEEDED
 

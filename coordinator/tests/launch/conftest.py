@@ -12,6 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+
 from crosstrain.launch.environments import Layer, Recipe
 
 PYTHON = f"{sys.version_info[0]}.{sys.version_info[1]}"

@@ -7,6 +7,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+
 from crosstrain.launch.catalogue import CatalogueError, load_catalogue
 from crosstrain.launch.environments import service_pythonpath, service_recipe
 from crosstrain.launch.system import SystemPackage, is_present

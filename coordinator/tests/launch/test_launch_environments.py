@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from crosstrain.launch import building
 from crosstrain.launch.environments import (
     Environment,

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from crosstrain.launch.interpreters import clean_environment, find_interpreter
 
 WANTED = "3.99"

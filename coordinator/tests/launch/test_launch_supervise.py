@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from crosstrain_service.rundir import start_time
 
 from crosstrain.client import Client
 from crosstrain.launch.catalogue import load_catalogue
@@ -19,6 +18,7 @@ from crosstrain.launch.environments import Environment, Unavailable
 from crosstrain.launch.processes import Process
 from crosstrain.launch.state import InUse, StateFolder, is_alive, running
 from crosstrain.launch.supervise import StartError, Supervisor
+from crosstrain_service.rundir import start_time
 from doubles.environments import reference_cache
 
 READY = "import sys, time; open(sys.argv[1], 'w').write('4711\\n'); time.sleep(60)"

@@ -7,6 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+
 from crosstrain.launch import building
 from crosstrain.launch.environments import (
     Environment,

@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from crosstrain_protos.v1 import run_pb2
-from crosstrain_service.errors import CrosstrainError
-from crosstrain_service.testing import cnn2
 
 from crosstrain.results import check_folder, write_results
 from crosstrain.results.cross_evaluation import rounding_estimate
 from crosstrain.results.files import csv_text, json_text
 from crosstrain.results.tables import file_name
+from crosstrain_protos.v1 import run_pb2
+from crosstrain_service.errors import CrosstrainError
+from crosstrain_service.testing import cnn2
 from doubles.recorded import Recording, full_recording
 
 COLUMNS = (

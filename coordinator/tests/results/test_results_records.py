@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from crosstrain_protos.v1 import coordinator_pb2, run_pb2
 
 from crosstrain.results import JobRecord, compare_with_reference
+from crosstrain_protos.v1 import coordinator_pb2, run_pb2
 from doubles.recorded import Recording, full_recording
 
 

@@ -6,10 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from crosstrain_protos.v1 import data_pb2, training_pb2
-from crosstrain_service import convert
-from crosstrain_service.model import BatchNorm, Convolution, Dense, Dropout, Pool
-from crosstrain_service.testing import cnn2
 
 from crosstrain.spec import (
     JobSpec,
@@ -21,6 +17,10 @@ from crosstrain.spec import (
     resolved,
     train_spec,
 )
+from crosstrain_protos.v1 import data_pb2, training_pb2
+from crosstrain_service import convert
+from crosstrain_service.model import BatchNorm, Convolution, Dense, Dropout, Pool
+from crosstrain_service.testing import cnn2
 
 JOB = """name: x
 model: cnn2

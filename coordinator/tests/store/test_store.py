@@ -8,12 +8,12 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
-from crosstrain_protos.v1 import coordinator_pb2, errors_pb2, run_pb2, service_pb2
-from crosstrain_service.errors import CrosstrainError
 from sqlalchemy import Connection, event, inspect, text
 
 from crosstrain.store import ExecutorLock, NewJob, NewRun, SequenceGap, ServiceRow, Store
 from crosstrain.store.tables import metadata
+from crosstrain_protos.v1 import coordinator_pb2, errors_pb2, run_pb2, service_pb2
+from crosstrain_service.errors import CrosstrainError
 
 TRAIN = run_pb2.RUN_KIND_TRAIN
 

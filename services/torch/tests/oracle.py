@@ -3,6 +3,7 @@
 import dataclasses
 
 import numpy as np
+
 from crosstrain_reference import (
     LRN,
     BatchNorm,

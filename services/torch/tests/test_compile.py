@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 import oracle
 import pytest
+
 from crosstrain_service.model import Convolution, Dense, Dropout, Flatten, Model, Pool, Relu
 from crosstrain_service.testing import make_batches
 from crosstrain_torch.device import compiler_obstacle

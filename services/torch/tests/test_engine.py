@@ -8,6 +8,7 @@ import numpy as np
 import oracle
 import pytest
 import torch
+
 from crosstrain_service import weights
 from crosstrain_service.capabilities import EXACT, FEATURES, UNSUPPORTED
 from crosstrain_service.errors import CrosstrainError

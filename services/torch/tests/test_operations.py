@@ -3,6 +3,7 @@
 import numpy as np
 import oracle
 import pytest
+
 from crosstrain_service.model import (
     BatchNorm,
     Convolution,
@@ -115,6 +116,7 @@ def test_batch_norm_of_a_single_sample_gives_beta():
 
 def test_response_norm_by_sums_equals_the_module():
     import torch
+
     from crosstrain_torch.layers import ChannelNorm
 
     layer = LocalResponseNorm("op", 5, 0.2, 0.75, 2.0)

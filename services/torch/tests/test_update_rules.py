@@ -6,6 +6,7 @@ import numpy as np
 import oracle
 import pytest
 import torch
+
 from crosstrain_service.errors import CrosstrainError
 from crosstrain_service.probe import record_steps
 from crosstrain_service.testing import ListLoop, cnn2, make_batches

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+
 from crosstrain_service import capabilities, weights
 from crosstrain_service.model import (
     Convolution,

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import grpc
+
+from crosstrain.artifacts import ArtifactStore
 from crosstrain_protos.v1 import artifact_pb2, artifact_pb2_grpc
 from crosstrain_service.convert import check_digest
 from crosstrain_service.errors import invalid_field
-
-from crosstrain.artifacts import ArtifactStore
 
 MAX_DIGESTS = 1000
 MAX_CHUNK = 1 << 20

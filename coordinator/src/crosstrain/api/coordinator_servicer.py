@@ -6,12 +6,12 @@ import threading
 from collections.abc import Iterator
 
 import grpc
-from crosstrain_protos.v1 import coordinator_pb2, coordinator_pb2_grpc
-from crosstrain_service.errors import CrosstrainError, invalid_field
 
 from crosstrain.jobs import JobCreator, compare_runs
 from crosstrain.registry import Registry, resolve
 from crosstrain.store import Store
+from crosstrain_protos.v1 import coordinator_pb2, coordinator_pb2_grpc
+from crosstrain_service.errors import CrosstrainError, invalid_field
 
 #: Streams served at the same time; each takes a thread.
 MAX_WATCHERS = 64

@@ -8,7 +8,6 @@ from concurrent import futures
 from pathlib import Path
 
 import grpc
-from crosstrain_protos.v1 import artifact_pb2, artifact_pb2_grpc, coordinator_pb2, coordinator_pb2_grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
@@ -17,6 +16,7 @@ from crosstrain.jobs import Datasets, JobCreator, Planner, Scheduler
 from crosstrain.registry import MESSAGE_LIMIT, Channels, Registry
 from crosstrain.rpc import ErrorInterceptor
 from crosstrain.store import Store
+from crosstrain_protos.v1 import artifact_pb2, artifact_pb2_grpc, coordinator_pb2, coordinator_pb2_grpc
 
 from .artifact_servicer import ArtifactServicer
 from .coordinator_servicer import MAX_WATCHERS, CoordinatorServicer

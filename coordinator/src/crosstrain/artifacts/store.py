@@ -14,9 +14,10 @@ from urllib.parse import urlsplit
 
 import fsspec
 import numpy as np
+from numpy.typing import NDArray
+
 from crosstrain_service.convert import check_digest
 from crosstrain_service.errors import CrosstrainError
-from numpy.typing import NDArray
 
 #: Bytes per chunk when an artifact is read or sent.
 CHUNK = 512 << 10

@@ -8,13 +8,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from crosstrain_protos.v1 import coordinator_pb2
-from crosstrain_service.errors import CrosstrainError
-
 from crosstrain.client import Client
 from crosstrain.launch.catalogue import Catalogue, CatalogueError, load_catalogue
 from crosstrain.launch.state import InUse, StateFolder, running, state_folder
 from crosstrain.launch.supervise import DEFAULT_ADDRESS, ServiceStatus, Supervisor
+from crosstrain_protos.v1 import coordinator_pb2
+from crosstrain_service.errors import CrosstrainError
 
 from .exits import CommandError
 from .failures import quiet_libraries

@@ -12,6 +12,12 @@ from typing import Any
 
 import grpc
 import numpy as np
+from numpy.typing import NDArray
+
+from crosstrain.client import Client, files
+from crosstrain.data import DataCache, DatasetInfo
+from crosstrain.launch.state import running, state_folder
+from crosstrain.rpc import from_rpc
 from crosstrain_protos.v1 import (
     artifact_pb2_grpc,
     coordinator_pb2,
@@ -25,12 +31,6 @@ from crosstrain_service import weights
 from crosstrain_service.convert import model_message
 from crosstrain_service.errors import CrosstrainError
 from crosstrain_service.model import Dense, Flatten, Model
-from numpy.typing import NDArray
-
-from crosstrain.client import Client, files
-from crosstrain.data import DataCache, DatasetInfo
-from crosstrain.launch.state import running, state_folder
-from crosstrain.rpc import from_rpc
 
 from .connect import offers_engine
 from .exits import USAGE, CommandError

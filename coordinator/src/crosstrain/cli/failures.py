@@ -8,13 +8,13 @@ import sys
 import traceback
 from typing import Any
 
-from crosstrain_service.errors import CrosstrainError
 from typer.exceptions import TyperException
 
 from crosstrain.data import DataError
 from crosstrain.launch.catalogue import CatalogueError
 from crosstrain.launch.state import InUse
 from crosstrain.launch.supervise import StartError
+from crosstrain_service.errors import CrosstrainError
 
 from . import exits
 from .output import Output, printable

@@ -6,9 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from crosstrain_protos.v1 import data_pb2
-from crosstrain_service.errors import CrosstrainError
-
 from crosstrain.client import Client
 from crosstrain.data import (
     DataCache,
@@ -21,6 +18,8 @@ from crosstrain.data import (
 )
 from crosstrain.spec import JobSpec, build_model, dump_document, learning_rates, parse_document, training_rows
 from crosstrain.spec.document import MAX_BYTES
+from crosstrain_protos.v1 import data_pb2
+from crosstrain_service.errors import CrosstrainError
 
 from .failures import DocumentError
 from .output import Output

@@ -13,11 +13,10 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from crosstrain_service.rundir import start_time
-
 from crosstrain.launch.catalogue import load_catalogue
 from crosstrain.launch.state import InUse, Running, StateFolder, end_process, running, state_folder
 from crosstrain.launch.supervise import DEFAULT_ADDRESS, StartError, Supervisor
+from crosstrain_service.rundir import start_time
 
 from .exits import COULD_NOT_RUN, CommandError
 from .output import Output

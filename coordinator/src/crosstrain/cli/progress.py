@@ -7,10 +7,9 @@ import time
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol
 
-from crosstrain_protos.v1 import coordinator_pb2, run_pb2
-
 from crosstrain.results.names import error_reason, run_state
 from crosstrain.results.records import JobRecord, RunRecord
+from crosstrain_protos.v1 import coordinator_pb2, run_pb2
 
 from .output import console, printable
 

@@ -6,11 +6,11 @@ import itertools
 from pathlib import Path
 from typing import Any
 
-from crosstrain_protos.v1 import coordinator_pb2, service_pb2
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from crosstrain.results.names import error_reason, job_state, run_kind, run_state
 from crosstrain.results.tables import moment
+from crosstrain_protos.v1 import coordinator_pb2, service_pb2
 
 from .connect import connected
 from .output import Output

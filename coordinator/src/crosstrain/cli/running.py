@@ -10,13 +10,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 
-from crosstrain_protos.v1 import coordinator_pb2
-from crosstrain_service.errors import CrosstrainError
-
 from crosstrain.client import Client
 from crosstrain.launch.supervise import Supervisor
 from crosstrain.results import JobRecord, check_folder, write_results
 from crosstrain.results.names import job_state
+from crosstrain_protos.v1 import coordinator_pb2
+from crosstrain_service.errors import CrosstrainError
 
 from . import connect, showing
 from .exits import INTERRUPTED, CommandError

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from crosstrain_protos.v1 import coordinator_pb2
-
 from crosstrain.results import JobRecord, Results, RunRecord, summary
 from crosstrain.results.names import error_reason, job_state, run_state
+from crosstrain_protos.v1 import coordinator_pb2
 
 from .exits import COULD_NOT_RUN, INTERRUPTED, OK
 from .output import Output

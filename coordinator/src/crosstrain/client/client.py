@@ -13,14 +13,14 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 import grpc
+
+from crosstrain.rpc import from_rpc, transient, unanswered
 from crosstrain_protos.v1 import (
     artifact_pb2_grpc,
     coordinator_pb2,
     coordinator_pb2_grpc,
     data_pb2,
 )
-
-from crosstrain.rpc import from_rpc, transient, unanswered
 
 from . import files
 

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
-from crosstrain_protos.v1 import coordinator_pb2, run_pb2
-from crosstrain_service.errors import CrosstrainError
 from numpy.typing import NDArray
 
 from crosstrain.store import Store
+from crosstrain_protos.v1 import coordinator_pb2, run_pb2
+from crosstrain_service.errors import CrosstrainError
 
 #: Relative difference of two losses beyond which the curves are no longer together.
 HORIZON = 1e-3

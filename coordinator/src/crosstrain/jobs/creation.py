@@ -7,10 +7,9 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from crosstrain.store import Store
 from crosstrain_protos.v1 import coordinator_pb2
 from crosstrain_service.errors import CrosstrainError
-
-from crosstrain.store import Store
 
 from .naming import check_job_id, new_job_id
 from .planning import Planner

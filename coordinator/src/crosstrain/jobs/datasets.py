@@ -8,10 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from crosstrain_protos.v1 import data_pb2
-from crosstrain_service.convert import check_digest
-from crosstrain_service.errors import CrosstrainError, invalid_field
-
 from crosstrain.artifacts import ArtifactStore
 from crosstrain.data import (
     DataCache,
@@ -22,6 +18,9 @@ from crosstrain.data import (
     import_dataset,
     options_like,
 )
+from crosstrain_protos.v1 import data_pb2
+from crosstrain_service.convert import check_digest
+from crosstrain_service.errors import CrosstrainError, invalid_field
 
 T = TypeVar("T")
 Pair = tuple[data_pb2.Dataset | None, data_pb2.Dataset | None]

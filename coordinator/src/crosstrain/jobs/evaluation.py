@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from crosstrain_protos.v1 import coordinator_pb2, run_pb2, service_pb2
-
 from crosstrain.store import NewRun, Store
+from crosstrain_protos.v1 import coordinator_pb2, run_pb2, service_pb2
 
 from .naming import run_id
 from .requests import parse_request

@@ -11,13 +11,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import grpc
-from crosstrain_protos.v1 import artifact_pb2_grpc, errors_pb2, run_pb2, service_pb2, service_pb2_grpc
-from crosstrain_service.errors import CrosstrainError
 
 from crosstrain.artifacts import ArtifactStore, fetch, send
 from crosstrain.registry import DESCRIBE_TIMEOUT, MESSAGE_LIMIT, Registry
 from crosstrain.rpc import from_rpc, lost_run, transient
 from crosstrain.store import RunRow, SequenceGap, Store
+from crosstrain_protos.v1 import artifact_pb2_grpc, errors_pb2, run_pb2, service_pb2, service_pb2_grpc
+from crosstrain_service.errors import CrosstrainError
 
 from .requests import artifacts_of_event, artifacts_of_request, parse_request
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
+
+from crosstrain.registry import Offer
 from crosstrain_protos.v1 import run_pb2, training_pb2
 from crosstrain_service import capabilities, convert
 from crosstrain_service.errors import CrosstrainError
 from crosstrain_service.model import Model
 from crosstrain_service.servicer import features_of
 from crosstrain_service.training import Execution
-from numpy.typing import NDArray
-
-from crosstrain.registry import Offer
 
 _KINDS = {training_pb2.DEVICE_KIND_CPU: "cpu", training_pb2.DEVICE_KIND_CUDA: "cuda"}
 

@@ -7,16 +7,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from crosstrain_protos.v1 import coordinator_pb2, data_pb2
-from crosstrain_service import convert, weights
-from crosstrain_service.errors import CrosstrainError
-from crosstrain_service.model import Model
 from numpy.typing import NDArray
 
 from crosstrain import spec as documents
 from crosstrain.artifacts import ArtifactStore
 from crosstrain.registry import Offer, Registry, resolve
 from crosstrain.store import NewJob, NewRun
+from crosstrain_protos.v1 import coordinator_pb2, data_pb2
+from crosstrain_service import convert, weights
+from crosstrain_service.errors import CrosstrainError
+from crosstrain_service.model import Model
 
 from .datasets import Datasets
 from .placement import check_evaluation, check_training, choose_device

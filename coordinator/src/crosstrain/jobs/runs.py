@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from crosstrain_protos.v1 import run_pb2, service_pb2
-
 from crosstrain.registry import Offer
 from crosstrain.store import NewRun
+from crosstrain_protos.v1 import run_pb2, service_pb2
 
 from .naming import run_id
 

@@ -9,12 +9,12 @@ from collections.abc import Iterable
 from typing import Any
 
 import grpc
-from crosstrain_protos.v1 import coordinator_pb2, errors_pb2, run_pb2, service_pb2, service_pb2_grpc
-from crosstrain_service.errors import CrosstrainError
 
 from crosstrain.artifacts import ArtifactStore
 from crosstrain.registry import Registry
 from crosstrain.store import ExecutorLock, JobPlace, RunPlace, Store
+from crosstrain_protos.v1 import coordinator_pb2, errors_pb2, run_pb2, service_pb2, service_pb2_grpc
+from crosstrain_service.errors import CrosstrainError
 
 from .evaluation import evaluation_runs, first_failure
 from .follower import RunFollower

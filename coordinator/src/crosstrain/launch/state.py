@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from crosstrain_service.rundir import start_time
 from platformdirs import user_state_dir
+
+from crosstrain_service.rundir import start_time
 
 _UP = "up.json"
 _CHILDREN = "children.json"

@@ -8,12 +8,12 @@ import time
 from collections.abc import Callable
 
 import grpc
-from crosstrain_protos.v1 import service_pb2, service_pb2_grpc
-from crosstrain_service.convert import check_name
-from crosstrain_service.errors import CrosstrainError, invalid_field
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from crosstrain.store import ServiceRow, ServiceStore
+from crosstrain_protos.v1 import service_pb2, service_pb2_grpc
+from crosstrain_service.convert import check_name
+from crosstrain_service.errors import CrosstrainError, invalid_field
 
 from .channels import Channels
 from .resolve import Offer, resolve

@@ -16,9 +16,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
+
 from crosstrain_service.errors import CrosstrainError
 from crosstrain_service.model import Convolution, Dense, Model
-from numpy.typing import NDArray
 
 from .records import RunRecord
 

@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from crosstrain_protos.v1 import coordinator_pb2, errors_pb2, run_pb2
 from numpy.typing import NDArray
+
+from crosstrain_protos.v1 import coordinator_pb2, errors_pb2, run_pb2
 
 #: Columns of a step record with their types, as they are kept and written.
 STEP_COLUMNS: dict[str, str] = {

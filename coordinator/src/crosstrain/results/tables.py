@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+
 from crosstrain_service.model import Convolution, Dense, Model
 
 from .comparison import Difference

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from crosstrain_protos.v1 import errors_pb2
-
 from crosstrain import spec as documents
+from crosstrain_protos.v1 import errors_pb2
 
 from . import tables
 from .comparison import Difference, compare_with_reference

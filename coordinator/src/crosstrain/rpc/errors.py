@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import grpc
+from google.protobuf.message import DecodeError
+from google.rpc import error_details_pb2, status_pb2
+
 from crosstrain_protos.v1 import errors_pb2
 from crosstrain_service.errors import CODES, DOMAIN, CrosstrainError, Violation
 from crosstrain_service.status import DETAILS_KEY
-from google.protobuf.message import DecodeError
-from google.rpc import error_details_pb2, status_pb2
 
 #: What a status without details from the catalogue means; all others are defects.
 _REASONS = {

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import grpc
+
 from crosstrain_service.errors import CrosstrainError
 from crosstrain_service.status import abort
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
+
 from crosstrain_protos.v1 import data_pb2, run_pb2, training_pb2
 from crosstrain_service.convert import model_message
 from crosstrain_service.model import Model
 from crosstrain_service.streams import steps_per_epoch
-from numpy.typing import NDArray
 
 from . import schedule
 from .base import MAX_STEPS

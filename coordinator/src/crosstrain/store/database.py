@@ -8,10 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from crosstrain_service.errors import CrosstrainError
 from sqlalchemy import Connection, Engine, create_engine, event
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError
+
+from crosstrain_service.errors import CrosstrainError
 
 #: How long a writer waits for another process that writes to the same SQLite file, milliseconds.
 BUSY_TIMEOUT_MS = 30_000

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 
-from crosstrain_protos.v1 import coordinator_pb2, errors_pb2, run_pb2
-from crosstrain_service.errors import CrosstrainError
 from sqlalchemy import Connection, insert, select
 from sqlalchemy.exc import IntegrityError
+
+from crosstrain_protos.v1 import coordinator_pb2, errors_pb2, run_pb2
+from crosstrain_service.errors import CrosstrainError
 
 from .database import Database
 from .journal import JobJournal, timestamp

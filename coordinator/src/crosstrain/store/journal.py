@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 
-from crosstrain_protos.v1 import coordinator_pb2
-from crosstrain_service.errors import CrosstrainError
 from google.protobuf.timestamp_pb2 import Timestamp
 from sqlalchemy import Connection, insert, select, update
+
+from crosstrain_protos.v1 import coordinator_pb2
+from crosstrain_service.errors import CrosstrainError
 
 from .tables import job_events, jobs
 

@@ -6,9 +6,10 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from sqlalchemy import Connection, select, update
+
 from crosstrain_protos.v1 import coordinator_pb2, errors_pb2, run_pb2
 from crosstrain_service.errors import CrosstrainError
-from sqlalchemy import Connection, select, update
 
 from .database import Database
 from .jobs import JobStore

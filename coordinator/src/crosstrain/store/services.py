@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from crosstrain_protos.v1 import service_pb2
 from sqlalchemy import delete, insert, select, update
+
+from crosstrain_protos.v1 import service_pb2
 
 from .database import Database
 from .tables import services

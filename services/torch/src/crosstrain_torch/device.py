@@ -12,6 +12,7 @@ from typing import Dict, Optional, Tuple
 
 import numpy as np
 import torch
+
 from crosstrain_service.errors import CrosstrainError
 from crosstrain_service.gpu import gpus
 from crosstrain_service.training import Execution

@@ -15,11 +15,12 @@ from typing import Dict, List, Mapping, Tuple
 
 import numpy as np
 import torch
+from torch.nn import functional
+
 from crosstrain_service.capabilities import FEATURES, declare
 from crosstrain_service.engine import Arrays, Batch, Engine, EngineInfo, Intermediates, Loop
 from crosstrain_service.model import Model
 from crosstrain_service.training import Execution, Training
-from torch.nn import functional
 
 from . import device as devices
 from .model import Network

@@ -3,9 +3,10 @@
 from typing import Mapping, Optional
 
 import torch
-from crosstrain_service.model import LocalResponseNorm, Pool, Shape
 from torch import nn
 from torch.nn import functional
+
+from crosstrain_service.model import LocalResponseNorm, Pool, Shape
 
 
 class MaskedDropout(nn.Module):

@@ -11,6 +11,8 @@ from collections import OrderedDict
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import torch
+from torch import nn
+
 from crosstrain_service.errors import invalid_field
 from crosstrain_service.model import (
     BatchNorm,
@@ -27,7 +29,6 @@ from crosstrain_service.model import (
     Shape,
     output_shape,
 )
-from torch import nn
 
 from .layers import (
     NORMS,

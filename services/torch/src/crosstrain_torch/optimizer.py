@@ -18,10 +18,11 @@ from typing import Any, Dict, Mapping
 
 import numpy as np
 import torch
+from torch import nn
+
 from crosstrain_service.engine import Arrays
 from crosstrain_service.errors import invalid_field
 from crosstrain_service.training import Rule, Training
-from torch import nn
 
 from .device import to_array, to_tensor
 
