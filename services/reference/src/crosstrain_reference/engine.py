@@ -3,6 +3,7 @@
 from typing import Dict, Mapping, Tuple
 
 import numpy as np
+
 from crosstrain_service import model as plain
 from crosstrain_service.capabilities import declare
 from crosstrain_service.engine import Arrays, Batch, Engine, EngineInfo, Intermediates, Loop
@@ -47,6 +48,8 @@ class ReferenceEngine(Engine):
         self._dtype = np.float64 if execution.precision == "float64" else np.float32
         self._network = Network([_layer(layer) for layer in model.layers])
         self._last = model.layers[-1].name
+        inputs = model.input_shapes()
+        self._dropped = {layer.name: inputs[layer.name] for layer in model.layers_of(plain.Dropout)}
         rule, decay = training.rule, training.weight_decay
         constants = {
             "sgd": {"momentum": rule.momentum, "nesterov": bool(rule.nesterov and rule.momentum)},
@@ -108,7 +111,9 @@ class ReferenceEngine(Engine):
             name[len("statistic/"):]: value for name, value in state.items() if name.startswith("statistic/")})
 
     def batch_statistics(self, x: np.ndarray) -> Dict[str, Tuple[np.ndarray, np.ndarray]]:
-        return self._network.forward(x, self._parameters, train=True).statistics
+        # A mask of ones is dropout that is off.
+        masks = {name: np.ones((len(x),) + shape, self._dtype) for name, shape in self._dropped.items()}
+        return self._network.forward(x, self._parameters, masks, train=True).statistics
 
     def statistics(self) -> Arrays:
         result = {}
