@@ -53,7 +53,7 @@ class CanonicalUpdate(Update):
         self.iterations = tf.Variable(0, dtype=tf.int64, trainable=False, name="iterations")
         start = rules.initial_value(self._rule)
         self._slots = [
-            {slot: tf.Variable(tf.fill(variable.shape, tf.cast(start, variable.dtype)), trainable=False,
+            {slot: tf.Variable(tf.fill(variable.shape, tf.constant(start, variable.dtype)), trainable=False,
                                name="%s_%s" % (slot, index))
              for slot in rules.slots(self._rule)}
             for index, variable in enumerate(variables.values())
@@ -143,7 +143,7 @@ class NativeUpdate(Update):
 def clip_by_global_norm(gradients: List[tf.Tensor], clip_norm: float) -> List[tf.Tensor]:
     """``g * clip_norm / max(norm, clip_norm)`` with the Euclidean norm over all gradients together."""
     norm = tf.sqrt(tf.add_n([tf.reduce_sum(tf.square(g)) for g in gradients]))
-    factor = clip_norm / tf.maximum(norm, tf.cast(clip_norm, norm.dtype))
+    factor = clip_norm / tf.maximum(norm, clip_norm)
     return [g * factor for g in gradients]
 
 

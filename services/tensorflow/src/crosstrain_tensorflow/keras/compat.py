@@ -7,6 +7,7 @@ TensorFlow 1, with other optimizers.
 import contextlib
 from typing import Any, Dict, Iterator, List
 
+import numpy as np
 import tensorflow as tf
 from tensorflow import keras
 
@@ -41,9 +42,9 @@ def optimizer_options() -> Dict[str, Any]:
 def slot(optimizer: keras.optimizers.Optimizer, variable: Any, name: str, value: float) -> Any:
     """A new variable of ``optimizer``, like ``variable`` and filled with ``value``."""
     if KERAS_3:
-        initializer = keras.initializers.Constant(value)
+        initializer = keras.initializers.Constant(np.float64(value))
         return optimizer.add_variable_from_reference(variable, name=name, initializer=initializer)
-    start = tf.fill(variable.shape, tf.cast(value, variable.dtype))
+    start = tf.fill(variable.shape, tf.constant(value, variable.dtype))
     return optimizer.add_variable_from_reference(variable, name, initial_value=start)
 
 

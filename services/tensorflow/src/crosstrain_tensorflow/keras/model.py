@@ -63,7 +63,7 @@ class KerasNetwork:
 
     def _connect(self, model: Model, shapes: Dict[str, Shape]) -> None:
         x = keras.Input(model.input_shape, dtype=self._dtype, name=INPUT)
-        inputs = OrderedDict([(INPUT, x)])
+        inputs = {INPUT: x}  # Keras 3 sorts the names of a plain dictionary, as tf.data does
         trained = plain = _chain(self._entry, x)
         for stage in self.stages:
             if stage.mask is None:

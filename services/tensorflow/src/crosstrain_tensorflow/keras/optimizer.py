@@ -97,7 +97,7 @@ def build(training: Training,
         cls = getattr(keras.optimizers, native.class_name(rule))
         optimizer = cls(learning_rate=0.0, **dict(settings, **native.constants(rule)))
     else:
-        optimizer = _canonical(rule, _doubles(settings))
+        optimizer = _canonical(rule, settings)
         decay = training.weight_decay
         if native.l2_rate(training):
             optimizer.l2_rate = decay.rate
@@ -109,19 +109,16 @@ def build(training: Training,
 
 
 def _canonical(rule: Rule, settings: Dict[str, Any]) -> keras.optimizers.Optimizer:
+    # Keras casts momentum and weight_decay with tf.cast, which takes a Python float to float32 first: in a
+    # float64 run momentum 0.9 would be 0.89999998.
+    if settings["weight_decay"] is not None:
+        settings = dict(settings, weight_decay=np.float64(settings["weight_decay"]))
     if rule.name == "sgd":
         momentum = np.float64(rule.momentum or 0.0)
         return CanonicalSGD(learning_rate=0.0, momentum=momentum, nesterov=bool(rule.nesterov), **settings)
     if rule.name == "adadelta":
-        return CanonicalAdadelta(
-            learning_rate=0.0, rho=np.float64(rule.rho), epsilon=np.float64(rule.epsilon), **settings)
+        return CanonicalAdadelta(learning_rate=0.0, rho=rule.rho, epsilon=rule.epsilon, **settings)
     return CanonicalRule(0.0, rule, **settings)
-
-
-def _doubles(settings: Dict[str, Any]) -> Dict[str, Any]:
-    # Keras casts its constants with tf.cast, which takes a Python float to float32 first: in a float64 run
-    # momentum 0.9 would be 0.89999998.
-    return {name: np.float64(value) if isinstance(value, float) else value for name, value in settings.items()}
 
 
 def slots(optimizer: keras.optimizers.Optimizer, rule: Rule) -> Dict[str, Tuple[List[Any], float]]:
