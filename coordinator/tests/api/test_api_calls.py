@@ -27,9 +27,10 @@ from crosstrain_protos.v1 import (
     coordinator_pb2,
     coordinator_pb2_grpc,
     errors_pb2,
+    run_pb2,
 )
 from crosstrain_service.errors import CODES, DOMAIN, CrosstrainError
-from doubles.world import World, document, wait_for
+from doubles.world import World, document, upload_dataset, wait_for
 
 
 @pytest.fixture
@@ -352,6 +353,59 @@ def test_paths_out_of_the_data_directory_are_refused(with_data: World, path: str
         with_data.client.create_job(named(path))
     assert (caught.value.reason, caught.value.field) == ("PATH_OUTSIDE_DATA", "data.train")
     assert str(with_data.folder) not in caught.value.message
+
+
+def test_links_inside_linked_folders_are_followed(with_data: World) -> None:
+    data = with_data.folder / "data"
+    (data / "shared").mkdir()
+    (data / "shared" / "x.png").symlink_to(with_data.folder / "outside.csv")
+    (data / "tree").mkdir()
+    (data / "tree" / "a").symlink_to(data / "shared")
+    with pytest.raises(CrosstrainError) as caught:
+        with_data.client.create_job(named("tree"))
+    assert (caught.value.reason, caught.value.field) == ("PATH_OUTSIDE_DATA", "data.train")
+
+
+def test_what_the_import_found_is_kept_with_the_job(with_data: World) -> None:
+    data = with_data.folder / "data"
+    train = (data / "train.csv").read_text().splitlines()
+    header, rows = train[:1], train[1:]
+    (data / "test.csv").write_text("\n".join(header + [row for row in rows if row[0] != "2"]) + "\n")
+    text = document() + "data: {train: train.csv, test: test.csv}\n"
+    created = with_data.client.create_job(text)
+    texts = [remark.text for remark in created.remarks if remark.severity == "warning"]
+    assert any("test has no sample of 1 classes: 2" in text for text in texts), texts
+    assert any("test samples repeat the pixels of a training sample" in text for text in texts), texts
+    assert with_data.client.get_job(created.job_id).remarks == created.remarks
+
+
+def test_imported_bytes_share_the_divisor_of_the_training_data(with_data: World) -> None:
+    data = with_data.folder / "data"
+    train = (data / "train.csv").read_text().splitlines()
+    width = train[1].count(",")
+    dark = [",".join([str(label), *["0"] * width]) for label in range(3)]
+    (data / "dark.csv").write_text("\n".join([train[0], *dark]) + "\n")
+    job = with_data.client.create_job(document() + "data: {train: train.csv, test: dark.csv}\n")
+    assert (job.train.divisor, job.test.divisor) == (255.0, 255.0)
+
+
+@pytest.mark.parametrize(
+    "remark",
+    [
+        run_pb2.LogLine(severity="fatal", text="x"),
+        run_pb2.LogLine(severity="warning", text="a\nb"),
+        run_pb2.LogLine(severity="warning", text="x" * 4001),
+    ],
+)
+def test_remarks_of_clients_are_checked(world: World, remark: run_pb2.LogLine) -> None:
+    world.service()
+    with pytest.raises(CrosstrainError) as caught:
+        world.client.create_job(document(), upload_dataset(world.client), remarks=[remark])
+    assert (caught.value.reason, caught.value.field.partition(".")[0]) == ("INVALID_FIELD", "remarks[0]")
+    with pytest.raises(CrosstrainError) as caught:
+        good = [run_pb2.LogLine(severity="warning", text="x")] * 201
+        world.client.create_job(document(), upload_dataset(world.client), remarks=good)
+    assert caught.value.reason == "LIMIT_EXCEEDED"
 
 
 def test_a_missing_file_is_not_shown_with_its_folder(with_data: World) -> None:

@@ -291,3 +291,26 @@ def test_a_defect_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch, cli: Cli)
     assert "Traceback" in ran.err
     assert "a defect in crosstrain: ZeroDivisionError" in ran.err
     assert cli_main(["--help"]) == 0
+
+
+@pytest.mark.usefixtures("address")
+def test_remarks_about_the_data_reach_the_user_and_the_results(cli: Cli, job: Path, tmp_path: Path) -> None:
+    train = (tmp_path / "train.csv").read_text().splitlines()
+    (tmp_path / "test.csv").write_text("\n".join([train[0], *train[1:3]]) + "\n")
+    ran = cli("run", job, "--results", tmp_path / "out", "--json", "--job-id", "remarked")
+    assert ran.code == 0, ran.err
+    overlap = "2 of 2 test samples repeat the pixels of a training sample; all are kept"
+    absent = "test has no sample of 1 classes: 2 (13 in the other split)"
+    for text in (overlap, absent):
+        assert ran.err.count(f"warning: {text}") == 1
+        assert {"severity": "warning", "text": text} in ran.json["remarks"]
+        assert f"data warning: {text}" in (tmp_path / "out" / "run.log").read_text()
+        assert f"warning: {text}" in cli("show", "remarked").out
+
+
+def test_a_large_document_is_refused_as_such(cli: Cli, job: Path) -> None:
+    # The limit falls inside of a character of two bytes.
+    job.write_text("name: a\n#" + "\u00e9" * (1 << 20), encoding="utf-8")
+    ran = cli("data", "check", job)
+    assert ran.code == 3
+    assert "the document is larger than 1048576 bytes" in ran.err

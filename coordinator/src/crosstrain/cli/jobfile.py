@@ -9,20 +9,17 @@ from typing import Any
 from crosstrain.client import Client
 from crosstrain.data import (
     DataCache,
-    DataError,
     DatasetInfo,
     Finding,
-    check_pair,
-    import_dataset,
-    import_pair,
+    import_sources,
 )
 from crosstrain.spec import JobSpec, build_model, dump_document, learning_rates, parse_document, training_rows
 from crosstrain.spec.document import MAX_BYTES
-from crosstrain_protos.v1 import data_pb2
+from crosstrain_protos.v1 import data_pb2, run_pb2
 from crosstrain_service.errors import CrosstrainError
 
 from .failures import DocumentError
-from .output import Output
+from .output import Output, printable
 
 
 @dataclass(frozen=True)
@@ -124,6 +121,9 @@ def _with_model_file(path: Path, text: str, name: str) -> JobFile:
 def _read(path: Path) -> str:
     with open(path, "rb") as file:
         data = file.read(MAX_BYTES + 1)
+    if len(data) > MAX_BYTES:
+        large = CrosstrainError("INVALID_JOB", f"the document is larger than {MAX_BYTES} bytes", "")
+        raise DocumentError(large, str(path))
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -149,24 +149,10 @@ def import_data(job: JobFile, output: Output) -> JobData:
     if train_path is None and test_path is None:
         missing = CrosstrainError("INVALID_JOB", "names no file, for example train: train.csv", "data")
         raise job.failed(missing)
-    test: DatasetInfo | None = None
-    train: DatasetInfo | None = None
-    findings: list[Finding] = []
-    if train_path is not None and test_path is not None:
-        train, test = import_pair(train_path, test_path, options, cache)
-        findings += check_pair(train, test, cache)
-    elif train_path is not None:
-        train = import_dataset(train_path, options, cache)
-    elif test_path is not None:
-        test = import_dataset(test_path, options, cache)
-    for info in (train, test):
-        findings += info.warnings if info is not None else ()
-    errors = [finding for finding in findings if finding.severity == "error"]
-    if errors:
-        raise DataError("data", "; ".join(finding.message for finding in errors))
-    for finding in findings:
+    found = import_sources(train_path, test_path, options, cache)
+    for finding in found.findings:
         output.note(f"{finding.severity}: {finding.message}")
-    return JobData(train, test, tuple(findings), cache)
+    return JobData(found.train, found.test, found.findings, cache)
 
 
 def check_plan(job: JobFile, data: JobData) -> int:
@@ -184,6 +170,12 @@ def check_plan(job: JobFile, data: JobData) -> int:
         return len(learning_rates(job.spec, training_rows(job.spec, data.train.samples)))
     except CrosstrainError as error:
         raise job.failed(error) from None
+
+
+def remark(finding: Finding) -> run_pb2.LogLine:
+    """A finding as it is kept with a job: one printable line."""
+    text = " ".join(printable(finding.message).split())
+    return run_pb2.LogLine(severity=finding.severity, text=text[:4000])
 
 
 def send_data(client: Client, info: DatasetInfo | None, cache: DataCache) -> data_pb2.Dataset | None:

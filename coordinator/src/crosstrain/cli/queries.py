@@ -42,6 +42,8 @@ def show(output: Output, job_id: str, coordinator: str, state_dir: Path | None) 
     output.text(f"job {job.job_id} ({job.name}): {job_state(job.state)}, created {_time(job.create_time)}")
     if job.HasField("error"):
         output.text(f"{error_reason(job.error.reason)}: {job.error.message}")
+    for remark in job.remarks:
+        output.text(f"{remark.severity}: {remark.text}")
     rows = [
         (
             record.run.run_id,
@@ -112,6 +114,7 @@ def job_json(job: coordinator_pb2.Job) -> dict[str, Any]:
             "message": job.error.message,
             "field": job.error.field,
         },
+        "remarks": [{"severity": item.severity, "text": item.text} for item in job.remarks],
         "runs": [
             {
                 "run_id": record.run.run_id,

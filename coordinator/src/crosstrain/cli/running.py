@@ -19,7 +19,7 @@ from crosstrain_service.errors import CrosstrainError
 
 from . import connect, showing
 from .exits import INTERRUPTED, CommandError
-from .jobfile import JobFile, check_plan, import_data, read_job, send_data
+from .jobfile import JobFile, check_plan, import_data, read_job, remark, send_data
 from .output import Output
 from .progress import Progress, progress
 from .queries import job_json
@@ -65,7 +65,7 @@ def execute(
             started,
         ):
             job, left_out = _choose_engines(output, client, started, job, skip_unavailable)
-            created = _create(client, job, plan, job_id)
+            created = _create(output, client, job, plan, job_id)
             output.note(f"job {created.job_id}: {len(created.runs)} runs")
             record = JobRecord(created)
             interrupted = not _follow(client, record, progress(plan.steps if plan else 0, output.json))
@@ -88,7 +88,7 @@ def submit(
     plan = None if remote_data else _Plan(job, output)
     with connect.connected(coordinator, state_dir) as client:
         job, left_out = _choose_engines(output, client, None, job, skip_unavailable)
-        created = _create(client, job, plan, job_id or new_job_id(job.spec.name))
+        created = _create(output, client, job, plan, job_id or new_job_id(job.spec.name))
     output.document({**job_json(created), "left_out": left_out})
     output.text(created.job_id)
 
@@ -134,7 +134,7 @@ def evaluate(
             digests = [_stored_weights(client, item) for item in weights]
             job = job.with_spec(name=name, task="evaluate", weights=digests, cross_evaluate=False)
             job, left_out = _choose_engines(output, client, started, job, skip_unavailable)
-            created = _create(client, job, plan, job_id)
+            created = _create(output, client, job, plan, job_id)
             record = JobRecord(created)
             interrupted = not _follow(client, record, progress(0, output.json))
             code = showing.show_results(output, write_results(client, job_id, folder, record), left_out)
@@ -202,15 +202,21 @@ def _choose_engines(
     return job.with_spec(engines=engines, runs_of=runs_of, execution=execution), reasons
 
 
-def _create(client: Client, job: JobFile, plan: _Plan | None, job_id: str) -> coordinator_pb2.Job:
+def _create(output: Output, client: Client, job: JobFile, plan: _Plan | None, job_id: str) -> coordinator_pb2.Job:
     train = send_data(client, plan.data.train, plan.data.cache) if plan else None
     test = send_data(client, plan.data.test, plan.data.cache) if plan else None
+    findings = plan.data.findings if plan else ()
+    remarks = [remark(finding) for finding in findings]
     try:
-        return client.create_job(job.text, train, test, job_id)
+        created = client.create_job(job.text, train, test, job_id, remarks=remarks)
     except CrosstrainError as error:
         if error.reason in ("INVALID_JOB", "INVALID_MODEL"):
             raise job.failed(error, remote=True) from None
         raise
+    if plan is None:  # else they were shown before anything was sent
+        for found in created.remarks:
+            output.note(f"{found.severity}: {found.text}")
+    return created
 
 
 def _follow(client: Client, record: JobRecord, shown: Progress) -> bool:

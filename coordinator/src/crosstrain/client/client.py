@@ -7,7 +7,7 @@ import io
 import random
 import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
@@ -20,6 +20,7 @@ from crosstrain_protos.v1 import (
     coordinator_pb2,
     coordinator_pb2_grpc,
     data_pb2,
+    run_pb2,
 )
 
 from . import files
@@ -91,14 +92,18 @@ class Client:
         test: data_pb2.Dataset | None = None,
         job_id: str = "",
         timeout: float = 3600.0,
+        remarks: Sequence[run_pb2.LogLine] = (),
     ) -> coordinator_pb2.Job:
         """Creates a job. With the same ``job_id`` and body it returns the job created before.
 
-        Takes as long as checking (and, for files of the coordinator, importing) the data takes.
+        ``remarks`` are kept with the job: what the import of its data found here. Takes as long as checking
+        (and, for files of the coordinator, importing) the data takes.
         """
         # An id makes the call repeatable.
         job_id = job_id or f"job-{secrets.token_hex(6)}"
-        request = coordinator_pb2.CreateJobRequest(job_id=job_id, document=document, train=train, test=test)
+        request = coordinator_pb2.CreateJobRequest(
+            job_id=job_id, document=document, train=train, test=test, remarks=remarks
+        )
         return self._called(lambda: self._stub.CreateJob(request, timeout=timeout)).job
 
     def get_job(self, job_id: str) -> coordinator_pb2.Job:

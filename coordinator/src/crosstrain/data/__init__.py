@@ -9,6 +9,7 @@ from .checks import check_batches, check_pair, sample_digests
 from .errors import DataError
 from .importer import import_dataset, import_pair, options_like, share_divisor
 from .info import DatasetInfo, Finding, ImportOptions
+from .sources import Imported, import_sources
 
 __all__ = [
     "DataCache",
@@ -16,10 +17,12 @@ __all__ = [
     "DatasetInfo",
     "Finding",
     "ImportOptions",
+    "Imported",
     "check_batches",
     "check_pair",
     "import_dataset",
     "import_pair",
+    "import_sources",
     "options_like",
     "sample_digests",
     "share_divisor",

@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
-import functools
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 from crosstrain.artifacts import ArtifactStore
 from crosstrain.data import (
     DataCache,
     DataError,
     DatasetInfo,
+    Finding,
     ImportOptions,
-    check_pair,
-    import_dataset,
-    options_like,
+    import_sources,
 )
 from crosstrain_protos.v1 import data_pb2
 from crosstrain_service.convert import check_digest
 from crosstrain_service.errors import CrosstrainError, invalid_field
 
 T = TypeVar("T")
-Pair = tuple[data_pb2.Dataset | None, data_pb2.Dataset | None]
+
+
+class JobData(NamedTuple):
+    """The data sets of a job, and remarks about them that its user should see."""
+
+    train: data_pb2.Dataset | None
+    test: data_pb2.Dataset | None
+    findings: tuple[Finding, ...] = ()
 
 
 class DataSection(Protocol):
@@ -74,7 +79,7 @@ class Datasets:
         self._check_labels(dataset, f"{field}.labels_digest")
         return dataset
 
-    def imported(self, section: DataSection) -> Pair:
+    def imported(self, section: DataSection) -> JobData:
         """Imports the files that a job document names; None where it names none.
 
         Raises:
@@ -82,20 +87,12 @@ class Datasets:
         """
         cache = self._open_cache()
         options = _translated(section.import_options)
-        infos: list[DatasetInfo | None] = []
-        for name, text in (("train", section.train), ("test", section.test)):
-            if text is None:
-                infos.append(None)
-                continue
-            path = self.allowed(text, f"data.{name}")
-            chosen = options_like(infos[0], options) if infos and infos[0] is not None else options
-            infos.append(_translated(functools.partial(import_dataset, path, chosen, cache)))
-        train, test = infos
-        if train is not None and test is not None:
-            for finding in _translated(lambda: check_pair(train, test, cache)):
-                if finding.severity == "error":
-                    raise CrosstrainError("INVALID_DATA", finding.message, "data.test")
-        return self._adopt(train, cache), self._adopt(test, cache)
+        train, test = (
+            None if text is None else self.allowed(text, f"data.{name}")
+            for name, text in (("train", section.train), ("test", section.test))
+        )
+        found = _translated(lambda: import_sources(train, test, options, cache))
+        return JobData(self._adopt(found.train, cache), self._adopt(found.test, cache), found.findings)
 
     def allowed(self, text: str, field: str) -> Path:
         """The path a job names, if it and everything in it lies within the data directory.
@@ -109,12 +106,21 @@ class Datasets:
             raise invalid_field(field, "a path holds no NUL character")
         path = self._inside(self._data_dir / text, field)
         if path.is_dir():
-            for folder, folders, files in os.walk(path):
-                for name in (*folders, *files):
-                    entry = Path(folder, name)
-                    if entry.is_symlink():
-                        self._inside(entry, field)
+            self._check_links(path, field)
         return path
+
+    def _check_links(self, path: Path, field: str) -> None:
+        """Follows every link below a folder, and those in the folders that they lead to."""
+        waiting, seen = [path], {path}
+        while waiting:
+            for folder, folders, files in os.walk(waiting.pop()):
+                for entry in (Path(folder, name) for name in (*folders, *files)):
+                    if not entry.is_symlink():
+                        continue
+                    target = self._inside(entry, field)
+                    if target.is_dir() and target not in seen:
+                        seen.add(target)
+                        waiting.append(target)
 
     def _inside(self, path: Path, field: str) -> Path:
         assert self._data_dir is not None

@@ -13,17 +13,19 @@ from crosstrain import spec as documents
 from crosstrain.artifacts import ArtifactStore
 from crosstrain.registry import Offer, Registry, resolve
 from crosstrain.store import NewJob, NewRun
-from crosstrain_protos.v1 import coordinator_pb2, data_pb2
+from crosstrain_protos.v1 import coordinator_pb2, data_pb2, run_pb2
 from crosstrain_service import convert, weights
-from crosstrain_service.errors import CrosstrainError
+from crosstrain_service.errors import CrosstrainError, invalid_field
 from crosstrain_service.model import Model
 
-from .datasets import Datasets
+from .datasets import Datasets, JobData
 from .placement import check_evaluation, check_training, choose_device
 from .runs import evaluate_run, train_run
 
 MAX_DOCUMENT = 1 << 20
 MAX_RUNS = 1000
+MAX_REMARKS = 200
+MAX_REMARK = 4000
 
 
 @dataclass
@@ -45,10 +47,16 @@ class Planner:
             raise CrosstrainError("LIMIT_EXCEEDED", f"the job document is over {MAX_DOCUMENT} bytes", "document")
         spec = documents.parse_document(request.document)
         offers = self._offers(spec)
-        train, test = self._data(spec, request)
+        train, test, findings = self._data(spec, request)
         if spec.task == "evaluate":
-            return self._evaluation(job_id, spec, offers, test or train, body_digest)
-        return self._training(job_id, spec, offers, train, test, body_digest)
+            planned = self._evaluation(job_id, spec, offers, test or train, body_digest)
+        else:
+            planned = self._training(job_id, spec, offers, train, test, body_digest)
+        planned.job.remarks.extend(request.remarks)
+        planned.job.remarks.extend(
+            run_pb2.LogLine(severity=finding.severity, text=finding.message) for finding in findings
+        )
+        return planned
 
     def _offers(self, spec: documents.JobSpec) -> list[Offer]:
         registered = self.registry.offers()
@@ -61,14 +69,13 @@ class Planner:
             offers.append(offer)
         return offers
 
-    def _data(
-        self, spec: documents.JobSpec, request: coordinator_pb2.CreateJobRequest
-    ) -> tuple[data_pb2.Dataset | None, data_pb2.Dataset | None]:
+    def _data(self, spec: documents.JobSpec, request: coordinator_pb2.CreateJobRequest) -> JobData:
+        _check_remarks(request)
         train = self.datasets.given(request.train, "train") if request.HasField("train") else None
         test = self.datasets.given(request.test, "test") if request.HasField("test") else None
         if train is None and test is None:
-            train, test = self.datasets.imported(spec.data)
-        return train, test
+            return self.datasets.imported(spec.data)
+        return JobData(train, test)
 
     def _training(
         self,
@@ -163,6 +170,17 @@ class Planner:
             if error.reason != "INVALID_WEIGHTS":
                 raise
             raise CrosstrainError(error.reason, f"{field}: {error.message}", field) from error
+
+
+def _check_remarks(request: coordinator_pb2.CreateJobRequest) -> None:
+    if len(request.remarks) > MAX_REMARKS:
+        raise CrosstrainError("LIMIT_EXCEEDED", f"there are more than {MAX_REMARKS} remarks", "remarks")
+    for index, remark in enumerate(request.remarks):
+        field = f"remarks[{index}]"
+        if remark.severity not in ("info", "warning"):
+            raise invalid_field(f"{field}.severity", f"{remark.severity[:40]!r} is neither info nor warning")
+        if len(remark.text) > MAX_REMARK or not remark.text.isprintable():
+            raise invalid_field(f"{field}.text", f"is not one printable line of at most {MAX_REMARK} characters")
 
 
 def _npy(values: NDArray[Any]) -> bytes:

@@ -24,6 +24,7 @@ def log_text(record: JobRecord, model: Model) -> str:
     for name, dataset in (("train", job.train), ("test", job.test)):
         if dataset.samples:
             lines.append((begin, f"data {name}: {_dataset(dataset)}"))
+    lines += [(begin, f"data {item.severity}: {item.text}") for item in job.remarks]
     lines.append((begin, f"model {_model(model)}"))
     for run in record.runs.values():
         part = f"#{run.repeat}" if run.kind == run_pb2.RUN_KIND_TRAIN else "evaluate"

@@ -89,6 +89,7 @@ def summary(record: JobRecord) -> dict[str, Any]:
         "job_id": record.job.job_id,
         "state": job_state(record.state),
         "error": _error(record.error),
+        "remarks": [{"severity": item.severity, "text": item.text} for item in record.job.remarks],
         "runs": [_run(run) for run in record.runs.values()],
     }
 

@@ -66,6 +66,7 @@ class CreateJobRequest(_message.Message):
     DOCUMENT_FIELD_NUMBER: _builtins.int
     TRAIN_FIELD_NUMBER: _builtins.int
     TEST_FIELD_NUMBER: _builtins.int
+    REMARKS_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
     """Chosen by the client: 1 to 128 letters, digits, "-", "_", "."; empty: chosen by the server."""
     document: _builtins.str
@@ -82,6 +83,10 @@ class CreateJobRequest(_message.Message):
     def test(self) -> _data_pb2.Dataset:
         """Test data; the same rule."""
 
+    @_builtins.property
+    def remarks(self) -> _containers.RepeatedCompositeFieldContainer[_run_pb2.LogLine]:
+        """What the client found when it imported its data, to be kept with the job; at most 200."""
+
     def __init__(
         self,
         *,
@@ -89,10 +94,11 @@ class CreateJobRequest(_message.Message):
         document: _builtins.str = ...,
         train: _data_pb2.Dataset | None = ...,
         test: _data_pb2.Dataset | None = ...,
+        remarks: _abc.Iterable[_run_pb2.LogLine] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["test", b"test", "train", b"train"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["document", b"document", "job_id", b"job_id", "test", b"test", "train", b"train"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["document", b"document", "job_id", b"job_id", "remarks", b"remarks", "test", b"test", "train", b"train"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -141,6 +147,7 @@ class Job(_message.Message):
     TEST_FIELD_NUMBER: _builtins.int
     INITIAL_WEIGHTS_DIGEST_FIELD_NUMBER: _builtins.int
     LEARNING_RATES_DIGEST_FIELD_NUMBER: _builtins.int
+    REMARKS_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
     """Its id."""
     name: _builtins.str
@@ -179,6 +186,12 @@ class Job(_message.Message):
     def test(self) -> _data_pb2.Dataset:
         """Test data."""
 
+    @_builtins.property
+    def remarks(self) -> _containers.RepeatedCompositeFieldContainer[_run_pb2.LogLine]:
+        """What was found when its data was imported, such as test samples that are also in the
+        training data.
+        """
+
     def __init__(
         self,
         *,
@@ -195,10 +208,11 @@ class Job(_message.Message):
         test: _data_pb2.Dataset | None = ...,
         initial_weights_digest: _builtins.str = ...,
         learning_rates_digest: _builtins.str = ...,
+        remarks: _abc.Iterable[_run_pb2.LogLine] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "end_time", b"end_time", "error", b"error", "test", b"test", "train", b"train"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "document", b"document", "end_time", b"end_time", "error", b"error", "initial_weights_digest", b"initial_weights_digest", "job_id", b"job_id", "last_sequence", b"last_sequence", "learning_rates_digest", b"learning_rates_digest", "name", b"name", "runs", b"runs", "state", b"state", "test", b"test", "train", b"train"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "document", b"document", "end_time", b"end_time", "error", b"error", "initial_weights_digest", b"initial_weights_digest", "job_id", b"job_id", "last_sequence", b"last_sequence", "learning_rates_digest", b"learning_rates_digest", "name", b"name", "remarks", b"remarks", "runs", b"runs", "state", b"state", "test", b"test", "train", b"train"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
