@@ -84,7 +84,8 @@ def test_up_run_down(variables: dict[str, str], up: dict[str, object], job: Path
     assert same.returncode == 0, same.stdout + same.stderr
     seen = json.loads(same.stdout)
     assert seen["identical"]
-    assert seen["engines"][0]["digest"] == seen["expected"]
+    assert len(seen["expected"]) == len(set(seen["expected"])) == 20
+    assert seen["engines"][0]["handed"] == seen["engines"][0]["computed"] == seen["expected"]
     assert run(variables, "down").stdout.startswith("stopped")
     assert run(variables, "down").stdout == "nothing runs here\n"
 

@@ -1,4 +1,10 @@
-"""What engines see of the data: each records its first training batch, in file order."""
+"""What engines compute from the data: each records the input of its first training step, in file order.
+
+Every engine probes the smallest network that takes the data, flatten and one dense layer. What it is handed is
+recorded as ``input``. ``output/flatten`` is computed by the framework from the tensor that the framework made of
+it, in the framework's own layout, and translated back to canonical layout. A value that was converted, scaled or
+moved on the way into the framework shows there, and nowhere in ``input``.
+"""
 
 from __future__ import annotations
 
@@ -36,20 +42,52 @@ from .connect import offers_engine
 from .exits import USAGE, CommandError
 from .jobfile import dataset
 
+#: The layer whose output is the input as the framework sees it.
+FLATTEN = "flatten"
+
 
 @dataclass(frozen=True)
 class Seen:
-    """SHA-256 of the input that one engine recorded, or why there is none."""
+    """SHA-256 of every sample as one engine recorded it, or why there are none.
+
+    ``handed`` are samples as they were handed to the engine, ``computed`` as the framework flattened them.
+    """
 
     engine: str
-    digest: str
-    error: str
+    handed: tuple[str, ...] = ()
+    computed: tuple[str, ...] = ()
+    error: str = ""
 
-    def verdict(self, expected: str) -> str:
+    def first_difference(self, expected: Sequence[str]) -> int | None:
+        """The first sample, from 0, that is not as expected in either record."""
+        pairs = (_first_difference(found, expected) for found in (self.handed, self.computed))
+        return min((place for place in pairs if place is not None), default=None)
+
+    def identical(self, expected: Sequence[str]) -> bool:
+        """Whether every sample is as expected in both records."""
+        return not self.error and self.first_difference(expected) is None
+
+    def verdict(self, expected: Sequence[str]) -> str:
         """In words."""
         if self.error:
             return self.error
-        return "identical" if self.digest == expected else "DIFFERENT"
+        place = self.first_difference(expected)
+        if place is None:
+            return "identical"
+        where = "handed over" if _first_difference(self.handed, expected) is not None else "in the framework"
+        return f"DIFFERENT {where}, from sample {place} on"
+
+
+def _first_difference(found: Sequence[str], expected: Sequence[str]) -> int | None:
+    for place, (left, right) in enumerate(zip(found, expected, strict=False)):
+        if left != right:
+            return place
+    return None if len(found) == len(expected) else min(len(found), len(expected))
+
+
+def summary_digest(digests: Sequence[str]) -> str:
+    """One digest of several: SHA-256 of them, one after the other, as text. Empty without any."""
+    return hashlib.sha256("".join(digests).encode()).hexdigest() if digests else ""
 
 
 def service_addresses(state_dir: Path | None, given: Sequence[str]) -> dict[str, str]:
@@ -67,12 +105,6 @@ def service_addresses(state_dir: Path | None, given: Sequence[str]) -> dict[str,
     return result
 
 
-def expected_digest(info: DatasetInfo, samples: int, cache: DataCache) -> str:
-    """SHA-256 of the first samples as float32(pixels) / float32(divisor), little-endian, C order."""
-    pixels = cache.open(info.pixels_digest)[:samples]
-    return _digest(np.asarray(pixels, dtype="<f4") / np.float32(info.divisor))
-
-
 def probe_engines(
     client: Client,
     addresses: dict[str, str],
@@ -88,28 +120,29 @@ def probe_engines(
         offers = [item for item in registered if offers_engine(item, engine)]
         chosen = next((item for item in offers if item.preferred), offers[0] if offers else None)
         if chosen is None:
-            result.append(Seen(engine, "", "no registered service offers it"))
+            result.append(Seen(engine, error="no registered service offers it"))
             continue
         label = f"{chosen.description.name}@{chosen.description.version}"
         address = addresses.get(chosen.service)
         if not address:
             message = f"the address of its service {chosen.service} is not known; give --address"
-            result.append(Seen(label, "", message))
+            result.append(Seen(label, error=message))
             continue
         try:
-            seen = _probe(address, chosen, info, cache, samples)
-            result.append(Seen(label, _digest(seen), ""))
+            record = _probe(address, chosen, info, cache, samples)
+            handed, computed = (_digests(record[name]) for name in ("input", f"output/{FLATTEN}"))
+            result.append(Seen(label, handed, computed))
         except CrosstrainError as error:
-            result.append(Seen(label, "", error.message))
+            result.append(Seen(label, error=error.message))
         except grpc.RpcError as error:
-            result.append(Seen(label, "", from_rpc(error).message))
+            result.append(Seen(label, error=from_rpc(error).message))
     return result
 
 
 def _probe(
     address: str, engine: coordinator_pb2.RegisteredEngine, info: DatasetInfo, cache: DataCache, samples: int
-) -> NDArray[Any]:
-    """The input that an engine recorded at its first step, as float32."""
+) -> dict[str, NDArray[Any]]:
+    """What an engine recorded at its first step."""
     with grpc.insecure_channel(address) as channel:
         artifacts = artifact_pb2_grpc.ArtifactServiceStub(channel)
         training = service_pb2_grpc.TrainingServiceStub(channel)
@@ -138,14 +171,14 @@ def _probe(
         if not recorded:
             raise CrosstrainError("ENGINE_FAILED", "it recorded nothing")
         data = b"".join(files.download(artifacts, recorded))
-    return _as_float32(weights.from_bytes(data)[0]["input"])
+    return dict(weights.from_bytes(data)[0])
 
 
 def _case(
     artifacts: artifact_pb2_grpc.ArtifactServiceStub, train: data_pb2.Dataset, samples: int
 ) -> run_pb2.ProbeCase:
     """One step on the first samples in file order, through the smallest network that takes them."""
-    layers = (Flatten("flatten"), Dense("dense1", train.classes))
+    layers = (Flatten(FLATTEN), Dense("dense1", train.classes))
     model = Model("input", tuple(train.input_shape), train.classes, layers).validate()
     rates = io.BytesIO()
     np.save(rates, np.full(1, 0.1), allow_pickle=False)
@@ -173,9 +206,10 @@ def _as_float32(values: NDArray[Any]) -> NDArray[Any]:
     """Values as little-endian float32; an engine that computes in float64 must have got the same numbers."""
     narrow = values.astype("<f4")
     if not np.array_equal(narrow.astype(values.dtype), values):
-        raise CrosstrainError("INVALID_DATA", "its input is not exactly a float32 number")
+        raise CrosstrainError("INVALID_DATA", "what it recorded is not exactly a float32 number")
     return narrow
 
 
-def _digest(values: NDArray[Any]) -> str:
-    return hashlib.sha256(np.ascontiguousarray(values, dtype="<f4").tobytes()).hexdigest()
+def _digests(values: NDArray[Any]) -> tuple[str, ...]:
+    """SHA-256 of each sample, as :func:`crosstrain.data.sample_digests` takes them."""
+    return tuple(hashlib.sha256(sample.tobytes()).hexdigest() for sample in _as_float32(values))

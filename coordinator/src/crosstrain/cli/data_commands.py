@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from crosstrain.data import DataCache, DatasetInfo, ImportOptions, import_dataset
+from crosstrain.data import DataCache, DatasetInfo, ImportOptions, import_dataset, sample_digests
 
 from . import connect
 from . import consistency as probing
@@ -59,34 +59,48 @@ def import_source(output: Output, source: Path, format: str, shape: str, labels:
 
 
 def consistency(
-    output: Output, path: Path, samples: int, addresses: list[str], state_dir: Path | None
+    output: Output, path: Path, samples: int, addresses: list[str], coordinator: str, state_dir: Path | None
 ) -> int:
-    """Asks every engine of a job for the digests of its first input; 3 unless all are the same."""
+    """Asks every engine of a job for the digests of its first samples; 3 unless all are as expected."""
     job = read_job(path)
     data = import_data(job, output)
     info = data.train or data.test
     assert info is not None
-    with connect.connected_or_started(output, "", state_dir, job.spec.engines) as (client, _):
+    with connect.connected_or_started(output, coordinator, state_dir, job.spec.engines) as (client, _):
         known = probing.service_addresses(state_dir, addresses)
         found = probing.probe_engines(client, known, job.spec.engines, info, data.cache, samples)
-    expected = probing.expected_digest(info, samples, data.cache)
-    rows = [(item.engine, item.digest, item.verdict(expected)) for item in found]
-    same = all(item.digest == expected for item in found)
+    expected = sample_digests(info, samples, data.cache)
+    digest = probing.summary_digest
+    rows = [
+        (item.engine, digest(item.handed)[:16], digest(item.computed)[:16], item.verdict(expected))
+        for item in found
+    ]
+    same = all(item.identical(expected) for item in found)
     output.document(
         {
-            "samples": min(samples, info.samples),
+            "samples": len(expected),
             "expected": expected,
             "identical": same,
-            "engines": [{**vars(item), "state": item.verdict(expected)} for item in found],
+            "engines": [
+                {
+                    **vars(item),
+                    "identical": item.identical(expected),
+                    "first_difference": None if item.error else item.first_difference(expected),
+                    "state": item.verdict(expected),
+                }
+                for item in found
+            ],
         }
     )
     output.table(
-        f"SHA-256 of the first {min(samples, info.samples)} samples as float32 (expected {expected[:16]}...)",
-        ("engine", "digest", "result"),
+        f"SHA-256 over the first {len(expected)} samples as float32; expected {digest(expected)[:16]}",
+        ("engine", "handed over", "in the framework", "result"),
         rows,
     )
     output.text(
-        "bit-identical input is handed to every engine" if same else "NOT the same input for every engine"
+        "every framework computes from bit-identical samples"
+        if same
+        else "NOT the same samples in every framework"
     )
     return OK if same else COULD_NOT_RUN
 

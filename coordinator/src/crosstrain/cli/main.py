@@ -285,18 +285,22 @@ def data_consistency(
             "--address", metavar="SERVICE=HOST:PORT", help="A service that 'up' did not start here."
         ),
     ] = None,
+    coordinator: options.Coordinator = "",
     state_dir: options.StateDir = None,
     json: options.Json = False,
 ) -> None:
-    """Show that every engine is handed bit-identical input: digests of the first samples as float32.
+    """Show that every framework computes from bit-identical samples: digests of the first ones as float32.
 
-    Each engine's own process records its first training batch, in file order, before the framework
-    takes it; what the framework makes of it is the subject of probes, not of this command.
+    Each engine takes one training step in file order through the smallest network, flatten and a dense layer.
+    Compared per sample are what the engine is handed, and the output of flatten: what the framework itself
+    computed from its own input tensor, in its own layout, written back as (C, H, W).
+
+    Example: 'crosstrain data consistency job.yaml'. Exit code 3 unless all digests are those of the data.
     """
     from . import data_commands
 
     output = Output(json)
-    raise typer.Exit(data_commands.consistency(output, job, samples, address or [], state_dir))
+    raise typer.Exit(data_commands.consistency(output, job, samples, address or [], coordinator, state_dir))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
