@@ -34,12 +34,17 @@ _REASON_CHARACTERS = 300
 
 
 class BuildError(Exception):
-    """A step failed. ``remedy`` is the command or action that would change it."""
+    """A step failed. ``remedy`` is the command or action that would change it.
 
-    def __init__(self, reason: str, remedy: str) -> None:
+    ``lacking`` tells that the machine lacks something that no build can bring (an interpreter, a system
+    package), from a build that went wrong.
+    """
+
+    def __init__(self, reason: str, remedy: str, *, lacking: bool = False) -> None:
         super().__init__(reason)
         self.reason = reason
         self.remedy = remedy
+        self.lacking = lacking
 
 
 @contextlib.contextmanager

@@ -86,11 +86,15 @@ class Environment:
 
 @dataclass(frozen=True)
 class Unavailable:
-    """Why an environment cannot be had, and the command or step that would change it."""
+    """Why an environment cannot be had, and the command or step that would change it.
+
+    ``lacking``: the machine lacks an interpreter or a system package; otherwise a build went wrong.
+    """
 
     service: str
     reason: str
     remedy: str
+    lacking: bool = False
 
 
 def service_environment(
@@ -205,7 +209,7 @@ def build_environment(
         missing = missing_packages(recipe.system, environ)
         if missing:
             reason = "; ".join(f"{package.name} is missing: {package.reason}" for package in missing)
-            return Unavailable(recipe.name, reason, remedy_for(missing, environ))
+            return Unavailable(recipe.name, reason, remedy_for(missing, environ), lacking=True)
         environment = find_environment(recipe, environ)
         if environment is None:
             environment = _build_base(recipe, environ, say)
@@ -213,7 +217,7 @@ def build_environment(
             _add_layer(environment, layer, environ, say)
         return environment
     except BuildError as failure:
-        return Unavailable(recipe.name, failure.reason, failure.remedy)
+        return Unavailable(recipe.name, failure.reason, failure.remedy, failure.lacking)
     except (OSError, UnicodeDecodeError) as failure:
         subject = f"{failure.filename}: " if isinstance(failure, OSError) and failure.filename else ""
         reason = f"{subject}{getattr(failure, 'strerror', None) or failure}"
@@ -286,10 +290,11 @@ def _interpreter_for(recipe: Recipe, environ: Mapping[str, str] | None, say: Pro
     if rejections:
         packages = f"python{first}-venv" + (f" python{first}-dev" if recipe.python_headers else "")
         remedy = f"apt-get install {packages}, or uv python install {first}"
-        raise BuildError("; ".join(rejections), remedy)
+        raise BuildError("; ".join(rejections), remedy, lacking=True)
     raise BuildError(
         f"no Python {' or '.join(recipe.pythons)} on PATH, in pyenv or known to uv",
         f"uv python install {first}, or pyenv install {first}",
+        lacking=True,
     )
 
 
