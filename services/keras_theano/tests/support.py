@@ -3,6 +3,8 @@
 import importlib
 
 import numpy as np
+
+from crosstrain_keras_theano import ENGINES
 from crosstrain_reference.engine import ReferenceEngine
 from crosstrain_service import probe, testing, weights
 from crosstrain_service.engine import Batch
@@ -19,8 +21,6 @@ from crosstrain_service.model import (
     Relu,
 )
 from crosstrain_service.training import Execution, Rule, Training
-
-from crosstrain_keras_theano import ENGINES
 
 NAMES = sorted(ENGINES)
 SGD = Rule("sgd", momentum=0.9, nesterov=False)

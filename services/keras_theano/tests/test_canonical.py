@@ -2,10 +2,22 @@
 
 import numpy as np
 import pytest
+
 from crosstrain_service.engine import Batch
 from crosstrain_service.model import Convolution, Dense, Flatten, Model, Pool, Relu
 from crosstrain_service.training import Rule, WeightDecay
-from support import NAMES, SGD, assert_same, batches, build, everything_1d, everything_2d, tiny, train, training
+from support import (
+    NAMES,
+    SGD,
+    assert_same,
+    batches,
+    build,
+    everything_1d,
+    everything_2d,
+    tiny,
+    train,
+    training,
+)
 
 RULES = {
     "sgd": (Rule("sgd", momentum=0.0, nesterov=False), {}),
@@ -13,8 +25,14 @@ RULES = {
     "nesterov": (Rule("sgd", momentum=0.8, nesterov=True), {"weight_decay": WeightDecay(0.1, True)}),
     "rmsprop": (Rule("rmsprop", rho=0.9, epsilon=0.1), {}),
     "adagrad": (Rule("adagrad", epsilon=1e-3, initial_accumulator=0.1), {"clip_norm": 1e3}),
-    "adam": (Rule("adam", beta1=0.9, beta2=0.999, epsilon=1e-8), {"weight_decay": WeightDecay(0.02, False, True)}),
-    "adamw": (Rule("adam", beta1=0.8, beta2=0.99, epsilon=0.5), {"weight_decay": WeightDecay(0.1, True, True)}),
+    "adam": (
+        Rule("adam", beta1=0.9, beta2=0.999, epsilon=1e-8),
+        {"weight_decay": WeightDecay(0.02, False, True)},
+    ),
+    "adamw": (
+        Rule("adam", beta1=0.8, beta2=0.99, epsilon=0.5),
+        {"weight_decay": WeightDecay(0.1, True, True)},
+    ),
     "adadelta": (Rule("adadelta", rho=0.95, epsilon=1e-6), {}),
 }
 
@@ -42,7 +60,9 @@ def test_every_layer(name, model):
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("rule", sorted(RULES))
 def test_rules_and_resume(name, rule):
-    """Each rule is the reference's, and three steps, saving, loading elsewhere, three steps equal six bit by bit."""
+    """Each rule is the reference's, and three steps, saving, loading elsewhere, three steps equal six bit by
+    bit.
+    """
     constants, settings = RULES[rule]
     model, settings = tiny(), training(constants, **settings)
     steps = batches(model, count=6)
@@ -53,8 +73,10 @@ def test_rules_and_resume(name, rule):
     assert train(first, steps[:3]) == losses[:3]
     second.load_state(first.state())
     assert train(second, steps[3:]) == losses[3:]
-    for wanted, found in ((straight.parameters(), second.parameters()),
-                          (straight.optimizer_state(), second.optimizer_state())):
+    for wanted, found in (
+        (straight.parameters(), second.parameters()),
+        (straight.optimizer_state(), second.optimizer_state()),
+    ):
         assert wanted.keys() == found.keys()
         for key in wanted:
             assert wanted[key].dtype == np.float32
@@ -63,11 +85,19 @@ def test_rules_and_resume(name, rule):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_delta_image_shows_an_unflipped_kernel(name):
-    model = Model("delta", (1, 7, 7), 49, (
-        Convolution("conv", 1, (3, 3), (1, 1), (1, 1), (1, 1)), Flatten("flatten"), Dense("dense", 49))).validate()
+    model = Model(
+        "delta",
+        (1, 7, 7),
+        49,
+        (Convolution("conv", 1, (3, 3), (1, 1), (1, 1), (1, 1)), Flatten("flatten"), Dense("dense", 49)),
+    ).validate()
     kernel = np.arange(1.0, 10.0).reshape(1, 1, 3, 3)
-    parameters = {"conv.weight": kernel, "conv.bias": np.zeros(1), "dense.weight": np.eye(49),
-                  "dense.bias": np.zeros(49)}
+    parameters = {
+        "conv.weight": kernel,
+        "conv.bias": np.zeros(1),
+        "dense.weight": np.eye(49),
+        "dense.bias": np.zeros(49),
+    }
     x = np.zeros((1, 1, 7, 7))
     x[0, 0, 3, 3] = 1
     engine = build(name, model, parameters=parameters)
@@ -84,13 +114,18 @@ def _probe_model(layer, length):
 
 
 def _input_gradient(name, layer, values, **execution):
-    """dL/dx up to a positive factor of a layer at ``values``: the gradient reaching a 1x1 convolution before it."""
+    """dL/dx up to a positive factor of a layer at ``values``: the gradient reaching a 1x1 convolution before
+    it.
+    """
     inner = Convolution("conv", 1, (1, 1), (1, 1), (0, 0), (0, 0), bias=False)
     _, size = _probe_model(layer, len(values))
-    model = Model("probe", (1, 1, len(values)), 2, (
-        inner, layer, Flatten("flatten"), Dense("dense", 2, bias=False))).validate()
-    parameters = {"conv.weight": np.ones((1, 1, 1, 1)),
-                  "dense.weight": np.stack([np.zeros(size), np.ones(size)])}
+    model = Model(
+        "probe", (1, 1, len(values)), 2, (inner, layer, Flatten("flatten"), Dense("dense", 2, bias=False))
+    ).validate()
+    parameters = {
+        "conv.weight": np.ones((1, 1, 1, 1)),
+        "dense.weight": np.stack([np.zeros(size), np.ones(size)]),
+    }
     engine = build(name, model, parameters=parameters, **execution)
     x = np.array(values, float).reshape(1, 1, 1, -1)
     inside = engine.intermediates(Batch(0, x, np.array([0]), 0.1))
@@ -100,7 +135,9 @@ def _input_gradient(name, layer, values, **execution):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_ties_and_zeros(name):
-    """The first of equal maxima gets the gradient and ReLU's gradient at 0 is 0; natively Theano's conventions hold."""
+    """The first of equal maxima gets the gradient and ReLU's gradient at 0 is 0; natively Theano's
+    conventions hold.
+    """
     pool = Pool("pool", "max", (1, 4), (1, 4), (0, 0), (0, 0))
     overlapping = Pool("pool", "max", (1, 2), (1, 1), (0, 0), (0, 0))
     np.testing.assert_array_equal(_input_gradient(name, pool, [1, 2, 2, 2]), [0, 1, 0, 0])
@@ -113,8 +150,12 @@ def test_ties_and_zeros(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_padding_is_never_a_maximum(name):
     """Negative values win over padding, whose value is -inf."""
-    model = Model("pad", (1, 1, 3), 3, (
-        Pool("pool", "max", (1, 2), (1, 2), (0, 1), (0, 0)), Flatten("flatten"), Dense("dense", 3))).validate()
+    model = Model(
+        "pad",
+        (1, 1, 3),
+        3,
+        (Pool("pool", "max", (1, 2), (1, 2), (0, 1), (0, 0)), Flatten("flatten"), Dense("dense", 3)),
+    ).validate()
     x = np.array([-5.0, -3.0, -4.0]).reshape(1, 1, 1, 3)
     inside = build(name, model).intermediates(Batch(0, x, np.array([0]), 0.1))
     np.testing.assert_array_equal(inside.outputs["pool"].ravel(), [-5, -3])

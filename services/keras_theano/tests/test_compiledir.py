@@ -8,9 +8,9 @@ import sys
 import time
 
 import pytest
-from crosstrain_service.training import Execution
 
 from crosstrain_keras_theano import compiledir, environment
+from crosstrain_service.training import Execution
 
 PLATFORM = "compiledir_somewhere"
 
@@ -135,8 +135,9 @@ def test_flags_and_versions_have_caches_of_their_own(place, monkeypatch):
 
 def _publish_many(arguments):
     folder, cache, flags, names = arguments
-    os.environ.update({compiledir.VARIABLE: os.path.dirname(folder), compiledir.CACHE_VARIABLE: cache,
-                       "THEANO_FLAGS": flags})
+    os.environ.update(
+        {compiledir.VARIABLE: os.path.dirname(folder), compiledir.CACHE_VARIABLE: cache, "THEANO_FLAGS": flags}
+    )
     return sum(compiledir.publish(folder) for _ in range(len(names)))
 
 
@@ -152,16 +153,18 @@ def test_concurrent_runs(place, tmp_path):
     with multiprocessing.get_context("spawn").Pool(4) as pool:
         added = pool.map(_publish_many, work)
     os.environ["THEANO_FLAGS"] = "openmp=False"
-    modules = [name for folder in _cached()
-               for name in os.listdir(os.path.join(compiledir.cache_folder(), PLATFORM, folder))
-               if name.endswith(".so")]
+    modules = [
+        name
+        for folder in _cached()
+        for name in os.listdir(os.path.join(compiledir.cache_folder(), PLATFORM, folder))
+        if name.endswith(".so")
+    ]
     assert sum(added) == 20
     assert sorted(modules) == sorted("m%d.so" % number for number in range(20))
 
 
 _RUN = """
-import json, os, sys, time
-begin = time.time()
+import json
 from crosstrain_keras_theano.device import T, theano
 from crosstrain_keras_theano import compiledir
 from theano.gof.cc import get_module_cache
@@ -183,7 +186,9 @@ def _run(tmp_path, **extra):
 
 
 def test_a_second_run_compiles_nothing_and_no_lock_is_shared(tmp_path):
-    """Also with a lock left behind, by a process on another host, in the user's and in the first run's directory."""
+    """Also with a lock left behind, by a process on another host, in the user's and in the first run's
+    directory.
+    """
     home = tmp_path / "home"
     variables, (value, compiled, published, folder) = _run(tmp_path, HOME=str(home))
     assert (value, published) == (6.0, compiled + 2) and compiled > 0

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+
 from crosstrain_service.engine import Batch
 from crosstrain_service.model import BatchNorm, Convolution, Dense, Dropout, Flatten, Model, Pool, Relu
 from crosstrain_service.training import Rule, WeightDecay
@@ -51,7 +52,7 @@ def test_clipping_includes_the_penalty(name):
     settings = training(PLAIN, weight_decay=WeightDecay(0.1), clip_norm=0.01)
     before, after, gradients, rate, _ = _step(name, settings)
     total = {key: gradients[key] + (0.2 * value if key.endswith(".weight") else 0) for key, value in before.items()}
-    norm = np.sqrt(sum(np.sum(value ** 2) for value in total.values()))
+    norm = np.sqrt(sum(np.sum(value**2) for value in total.values()))
     factor = 0.01 / norm if name == "keras-theano" else 0.01 / (1e-7 + norm)
     for key, value in before.items():
         np.testing.assert_allclose(after[key], value - rate * factor * total[key], rtol=1e-10, atol=1e-15)
@@ -74,7 +75,7 @@ def test_rmsprop_epsilon(name):
     before, after, gradients, rate, engine = _step(name, training(Rule("rmsprop")))
     for key, value in before.items():
         gradient, epsilon = gradients[key], EPSILON[name]
-        square = 0.1 * gradient ** 2
+        square = 0.1 * gradient**2
         root = np.sqrt(square) + epsilon if name == "keras-theano" else np.sqrt(square + epsilon)
         np.testing.assert_allclose(after[key], value - rate * gradient / root, rtol=1e-9, atol=1e-12)
         np.testing.assert_allclose(engine.optimizer_state()[key + ".mean_square"], square, rtol=1e-9, atol=1e-18)
@@ -97,7 +98,7 @@ def test_state_of_other_rules(name, rule):
     suffix, start, weight = (".accumulator", 0.5, 1) if rule.name == "adagrad" else (".mean_square", 0, 0.05)
     for key, gradient in gradients.items():
         found = engine.optimizer_state()[key + suffix]
-        np.testing.assert_allclose(found, start + weight * gradient ** 2, rtol=1e-9, atol=1e-18)
+        np.testing.assert_allclose(found, start + weight * gradient**2, rtol=1e-9, atol=1e-18)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -109,21 +110,30 @@ def test_forward_pass_and_layouts(name):
         np.testing.assert_array_equal(engine.parameters()[key], value, err_msg=key)
     batch = batches(model)[0]
     found, expected = engine.intermediates(batch), reference.intermediates(batch)
-    for layer in model.layers[:[layer.name for layer in model.layers].index("dropout")]:
-        np.testing.assert_allclose(found.outputs[layer.name], expected.outputs[layer.name], rtol=1e-9, atol=1e-12,
-                                   err_msg=layer.name)
+    for layer in model.layers[: [layer.name for layer in model.layers].index("dropout")]:
+        np.testing.assert_allclose(
+            found.outputs[layer.name], expected.outputs[layer.name], rtol=1e-9, atol=1e-12, err_msg=layer.name
+        )
     assert set(found.outputs) == set(found.output_gradients) == {layer.name for layer in model.layers}
 
 
 def test_keras_flatten_permutes_features():
-    """Batch norm between Keras's Flatten and a dense layer sees features in H, W, C order, which is translated."""
-    model = Model("flat", (2, 2, 3), 3, (
-        Flatten("flatten"), BatchNorm("bn", 1e-3, 0.5), Relu("relu"), Dense("dense", 3))).validate()
+    """Batch norm between Keras's Flatten and a dense layer sees features in H, W, C order, which is
+    translated.
+    """
+    model = Model(
+        "flat",
+        (2, 2, 3),
+        3,
+        (Flatten("flatten"), BatchNorm("bn", 1e-3, 0.5), Relu("relu"), Dense("dense", 3)),
+    ).validate()
     parameters = build("reference", model).parameters()
     parameters["bn.gamma"] = np.linspace(0.5, 2, 12)
     parameters["bn.beta"] = np.linspace(-0.2, 1, 12)
-    engine, reference = (build(name, model, parameters=parameters, **options) for name, options in (
-        ("keras-theano", {"semantics": "native"}), ("reference", {})))
+    engine, reference = (
+        build(name, model, parameters=parameters, **options)
+        for name, options in (("keras-theano", {"semantics": "native"}), ("reference", {}))
+    )
     batch = batches(model)[0]
     found, expected = engine.intermediates(batch), reference.intermediates(batch)
     for part in ("outputs", "output_gradients", "gradients"):
@@ -144,9 +154,17 @@ def test_keras_loss_is_clipped():
 @pytest.mark.parametrize("name", NAMES)
 def test_running_averages(name):
     """Keras scales the variance by n / (n - 1 - eps); Theano's operation, used with Lasagne, by n / (n - 1)."""
-    model = Model("norm", (2, 3, 2), 3, (
-        BatchNorm("bn", 0.01, 0.75), Pool("pool", "max", (2, 2), (1, 1), (0, 0), (0, 0)), Flatten("flatten"),
-        Dense("dense", 3))).validate()
+    model = Model(
+        "norm",
+        (2, 3, 2),
+        3,
+        (
+            BatchNorm("bn", 0.01, 0.75),
+            Pool("pool", "max", (2, 2), (1, 1), (0, 0), (0, 0)),
+            Flatten("flatten"),
+            Dense("dense", 3),
+        ),
+    ).validate()
     engine = _native(name, model, training(PLAIN))
     batch = batches(model)[0]
     engine.intermediates(batch)
@@ -161,9 +179,17 @@ def test_running_averages(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_dropout_is_drawn_and_resumed(name):
-    model = Model("drop", (1, 4, 4), 3, (
-        Convolution("conv", 2, (3, 3), (1, 1), (1, 1), (1, 1)), Flatten("flatten"), Dropout("dropout", 0.5),
-        Dense("dense", 3))).validate()
+    model = Model(
+        "drop",
+        (1, 4, 4),
+        3,
+        (
+            Convolution("conv", 2, (3, 3), (1, 1), (1, 1), (1, 1)),
+            Flatten("flatten"),
+            Dropout("dropout", 0.5),
+            Dense("dense", 3),
+        ),
+    ).validate()
     steps = batches(model, count=6)
     straight, first, second = (_native(name, model, training(SGD)) for _ in range(3))
     losses = train(straight, steps)

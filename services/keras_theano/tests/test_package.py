@@ -6,18 +6,20 @@ import sys
 
 import numpy as np
 import pytest
+
+from crosstrain_keras_theano import ENGINES, environment
 from crosstrain_service.capabilities import FEATURES, UNSUPPORTED
 from crosstrain_service.errors import CrosstrainError
 from crosstrain_service.training import Execution
 from support import NAMES, batches, build, engine_class, tiny, train, training
 
-from crosstrain_keras_theano import ENGINES, environment
-
 
 def test_the_package_imports_no_framework():
-    code = ("import sys, crosstrain_keras_theano as package; package.environment('lasagne', "
-            "__import__('crosstrain_service.training').training.Execution(), '/run'); "
-            "print(sorted({'theano', 'keras', 'lasagne', 'scipy'} & set(sys.modules)))")
+    code = (
+        "import sys, crosstrain_keras_theano as package; package.environment('lasagne', "
+        "__import__('crosstrain_service.training').training.Execution(), '/run'); "
+        "print(sorted({'theano', 'keras', 'lasagne', 'scipy'} & set(sys.modules)))"
+    )
     output = subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.PIPE).stdout
     assert output.decode().strip() == "[]"
 
@@ -65,7 +67,13 @@ def test_features(name):
     assert set(info.features) == set(FEATURES), "every feature is declared, supported or not"
     for feature, (support, note) in info.features.items():
         assert note or support not in (UNSUPPORTED, "emulated"), feature
-    for feature in ("semantics.native", "precision.float64", "compiler.theano:fast_compile", "probe", "layer.batch_norm"):
+    for feature in (
+        "semantics.native",
+        "precision.float64",
+        "compiler.theano:fast_compile",
+        "probe",
+        "layer.batch_norm",
+    ):
         assert info.features[feature].support != UNSUPPORTED
     assert {"theano", "numpy", "blas"} < set(info.libraries)
 

@@ -2,22 +2,37 @@
 
 import numpy as np
 import pytest
+
 from crosstrain_service import probe, testing, weights
 from crosstrain_service.engine import Batch
 from support import NAMES, build, train, training
 
-#: Mean cross-entropy before the update of each step, float64: batches of 64 in the order of RandomState(0), SGD with
+#: Mean cross-entropy before the update of each step, float64: batches of 64 in the order of RandomState(0),
+# SGD with
 #: learning rate 0.05 and momentum 0.9, data / 255 in float32.
 LOSSES = [
-    2.298471045841, 2.282676527561, 2.259146261557, 2.227036756546, 2.220651500448, 2.230145733738, 2.224316819106,
-    2.104331521549, 2.036768722234, 1.978830424007, 1.868746006306, 1.647551688171, 1.706679956918, 1.160843284174,
-    1.26266933304]
+    2.298471045841,
+    2.282676527561,
+    2.259146261557,
+    2.227036756546,
+    2.220651500448,
+    2.230145733738,
+    2.224316819106,
+    2.104331521549,
+    2.036768722234,
+    1.978830424007,
+    1.868746006306,
+    1.647551688171,
+    1.706679956918,
+    1.160843284174,
+    1.26266933304,
+]
 
 
 def _batches(digits, count, dtype):
     x, labels = digits
     order = np.random.RandomState(0).permutation(len(x))
-    rows = [order[64 * step:64 * step + 64] for step in range(count)]
+    rows = [order[64 * step : 64 * step + 64] for step in range(count)]
     return [Batch(step, x[row].astype(dtype), labels[row], 0.05) for step, row in enumerate(rows)]
 
 
@@ -34,9 +49,13 @@ def test_losses(name, digits):
 def test_first_step(name, digits):
     model = testing.cnn2()
     assert list(model.parameter_shapes()) == list(weights.initial_parameters(model, 0))
-    (_, found), = probe.record_steps(
-        build(name, model, training(steps=1), precision="float32"), _batches(digits, 1, np.float32), [0])
-    (_, expected), = probe.record_steps(build("reference", model, training(steps=1)), _batches(digits, 1, np.float64), [0])
+    ((_, found),) = probe.record_steps(
+        build(name, model, training(steps=1), precision="float32"), _batches(digits, 1, np.float32), [0]
+    )
+    ((_, expected),) = probe.record_steps(
+        build("reference", model, training(steps=1)), _batches(digits, 1, np.float64), [0]
+    )
     for key, value in expected.items():
-        np.testing.assert_allclose(found[key], value, rtol=0, atol=2e-6 if key.startswith("output/") else 1e-6,
-                                   err_msg=key)
+        np.testing.assert_allclose(
+            found[key], value, rtol=0, atol=2e-6 if key.startswith("output/") else 1e-6, err_msg=key
+        )

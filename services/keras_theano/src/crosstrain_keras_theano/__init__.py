@@ -1,7 +1,7 @@
 """The engines of Crosstrain that compute with Theano: Keras 2.3.1 on its Theano backend, and Lasagne 0.1.
 
-This module imports neither Theano nor Keras nor Lasagne: the front process reads the two names below, and the child
-sets the environment variables before it imports an engine.
+This module imports neither Theano nor Keras nor Lasagne: the front process reads the two names below, and the
+child sets the environment variables before it imports an engine.
 """
 
 import importlib.util
@@ -26,12 +26,12 @@ _OPTIMIZERS = {"": "fast_run", "theano:fast_run": "fast_run", "theano:fast_compi
 def environment(engine: str, execution: Execution, run_dir: str) -> Dict[str, str]:
     """Variables that must be set before Theano is imported.
 
-    Every call names a new compile directory inside ``run_dir``, so that neither another process nor an earlier
-    attempt of the same run can hold its lock. Configuration files of the user (``.theanorc``, ``keras.json``)
-    are not read.
+    Every call names a new compile directory inside ``run_dir``, so that neither another process nor an
+    earlier attempt of the same run can hold its lock. Configuration files of the user (``.theanorc``,
+    ``keras.json``) are not read.
 
-    Raises ``KeyError`` for an unknown engine and ``ValueError`` if ``run_dir`` holds a comma, which Theano takes
-    for the end of a setting.
+    Raises ``KeyError`` for an unknown engine and ``ValueError`` if ``run_dir`` holds a comma, which Theano
+    takes for the end of a setting.
     """
     if engine not in ENGINES:
         raise KeyError(engine)
@@ -43,7 +43,8 @@ def environment(engine: str, execution: Execution, run_dir: str) -> Dict[str, st
         "THEANO_FLAGS": ",".join("%s=%s" % item for item in _flags(execution, base).items()),
         "THEANORC": os.devnull,
         VARIABLE: base,
-        # Theano's key of a compiled DimShuffle holds the hash of a string, which Python changes in every process.
+        # Theano's key of a compiled DimShuffle holds the hash of a string, which Python changes in every
+        # process.
         "PYTHONHASHSEED": "0",
         "KERAS_BACKEND": "theano",
         "KERAS_HOME": os.path.join(run_dir, "keras"),
@@ -87,8 +88,8 @@ def _flags(execution: Execution, base: str) -> Dict[str, str]:
 def blas_flags() -> str:
     """Linker flags for the OpenBLAS that SciPy's wheel carries; empty if there is none.
 
-    Theano then calls NumPy's BLAS, which is about as fast. Theano splits its settings at commas and linker flags at
-    spaces, so a library in such a folder cannot be named.
+    Theano then calls NumPy's BLAS, which is about as fast. Theano splits its settings at commas and linker
+    flags at spaces, so a library in such a folder cannot be named.
     """
     found = importlib.util.find_spec("scipy")
     if found is None or not found.origin:

@@ -1,13 +1,15 @@
 """Theano's compile directory: one per run, warmed from a shared cache.
 
-Theano compiles C++ modules into a directory guarded by a lock file. A directory shared between processes makes runs
-wait for one another, and a lock left behind by a dead process on another host blocks them for good. So each run has a
-directory of its own: :func:`prepare` fills it from the cache before Theano is imported, :func:`publish` adds newly
-compiled modules to the cache, and :func:`discard` removes the run's directory.
+Theano compiles C++ modules into a directory guarded by a lock file. A directory shared between processes
+makes runs wait for one another, and a lock left behind by a dead process on another host blocks them for
+good. So each run has a directory of its own: :func:`prepare` fills it from the cache before Theano is
+imported, :func:`publish` adds newly compiled modules to the cache, and :func:`discard` removes the run's
+directory.
 
-The cache is safe against concurrent runs and crashes: a module appears by the rename of a complete, synced folder;
-nothing in it is ever written again; files that Theano rewrites (the keys) are copied, compiled modules are hard links.
-Theano unpickles the keys, so a cache that belongs to another user or that others may write to is not used.
+The cache is safe against concurrent runs and crashes: a module appears by the rename of a complete, synced
+folder; nothing in it is ever written again; files that Theano rewrites (the keys) are copied, compiled
+modules are hard links. Theano unpickles the keys, so a cache that belongs to another user or that others may
+write to is not used.
 """
 
 import atexit

@@ -1,8 +1,8 @@
 """Theano, imported with a prepared compile directory, and facts about the maths that it is set up for.
 
-All other modules of this package take ``theano`` and ``T`` from here, so that nothing imports Theano before its
-compile directory is filled. The GPU settings follow the documentation of Theano 1.0 and libgpuarray and have not been
-run on a GPU.
+All other modules of this package take ``theano`` and ``T`` from here, so that nothing imports Theano before
+its compile directory is filled. The GPU settings follow the documentation of Theano 1.0 and libgpuarray and
+have not been run on a GPU.
 """
 
 import importlib.util
@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from typing import Any, Dict, Iterator, Optional
 
 import numpy as np
+
 from crosstrain_service.errors import CrosstrainError
 from crosstrain_service.training import Execution
 
@@ -29,23 +30,39 @@ try:
 except (AttributeError, ImportError, TypeError) as error:
     # Theano 1.0.5 uses names that NumPy 1.22 and later no longer have.
     raise CrosstrainError(
-        "ENVIRONMENT", "Theano cannot be imported with NumPy %s on Python %s (%s); Theano 1.0.5 runs with numpy==1.21.6 "
-        "on Python 3.7" % (np.__version__, platform.python_version(), error))
+        "ENVIRONMENT",
+        "Theano cannot be imported with NumPy %s on Python %s (%s); Theano 1.0.5 runs with numpy==1.21.6 "
+        "on Python 3.7" % (np.__version__, platform.python_version(), error),
+    ) from error
 
-__all__ = ["T", "check", "cuda_obstacle", "explained", "facts", "floating", "libraries", "pool_2d", "theano",
-           "use_precision"]
+__all__ = [
+    "T",
+    "check",
+    "cuda_obstacle",
+    "explained",
+    "facts",
+    "floating",
+    "libraries",
+    "pool_2d",
+    "theano",
+    "use_precision",
+]
 
 
 def check(execution: Execution) -> None:
     """Raises ``ENVIRONMENT`` unless Theano was set up as ``environment`` demands for this execution."""
     if not theano.config.cxx:
         raise CrosstrainError(
-            "ENVIRONMENT", "Theano needs a C++ compiler (g++); without one it would compute in Python, a hundred times "
-            "slower")
+            "ENVIRONMENT",
+            "Theano needs a C++ compiler (g++); without one it would compute in Python, a hundred times slower",
+        )
     found = "cpu" if theano.config.device == "cpu" else "cuda"
     if found != execution.device:
         raise CrosstrainError(
-            "ENVIRONMENT", "Theano was started for the device %r, not %r" % (found, execution.device), "execution.device")
+            "ENVIRONMENT",
+            "Theano was started for the device %r, not %r" % (found, execution.device),
+            "execution.device",
+        )
 
 
 def use_precision(execution: Execution) -> str:

@@ -1,7 +1,7 @@
 """What both engines share: everything but building the network and running the training loop.
 
-Functions other than the training step are compiled when first used, from the same variables and with Theano's own
-differentiation.
+Functions other than the training step are compiled when first used, from the same variables and with Theano's
+own differentiation.
 """
 
 import logging
@@ -9,6 +9,7 @@ from collections import OrderedDict
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
+
 from crosstrain_service.capabilities import FEATURES, declare
 from crosstrain_service.engine import Arrays, Batch, Engine, Intermediates
 from crosstrain_service.errors import CrosstrainError
@@ -89,8 +90,13 @@ class TheanoEngine(Engine):
                 given[self._network.phase] = np.uint8(phase)
             with explained("compiling the %s" % purpose):
                 self._functions[purpose] = theano.function(
-                    list(inputs), list(outputs), givens=given, no_default_updates=True, on_unused_input="ignore",
-                    name=purpose.replace(" ", "_"))
+                    list(inputs),
+                    list(outputs),
+                    givens=given,
+                    no_default_updates=True,
+                    on_unused_input="ignore",
+                    name=purpose.replace(" ", "_"),
+                )
             self._publish()
         return self._functions[purpose]
 
@@ -102,8 +108,9 @@ class TheanoEngine(Engine):
         found = []
         for name in self._network.masks:
             if name not in batch.masks:
-                raise CrosstrainError("ENGINE_FAILED", "the batch of step %d has no mask for layer %r"
-                                      % (batch.step, name))
+                raise CrosstrainError(
+                    "ENGINE_FAILED", "the batch of step %d has no mask for layer %r" % (batch.step, name)
+                )
             found.append(np.asarray(batch.masks[name], dtype=self._dtype))
         return found
 
@@ -125,7 +132,8 @@ class TheanoEngine(Engine):
             self._compiled("recording", inputs, [network.loss] + outputs + found, phase=1)
         with explained("recording step %d" % batch.step):
             values = self._functions["recording"](
-                np.asarray(batch.x, dtype=self._dtype), self._labels(batch), *self._mask_inputs(batch))
+                np.asarray(batch.x, dtype=self._dtype), self._labels(batch), *self._mask_inputs(batch)
+            )
         count = len(outputs)
         result = Intermediates(float(values[0]), OrderedDict(), OrderedDict(), OrderedDict())
         for position, (name, (_, layout)) in enumerate(network.outputs.items(), 1):
@@ -152,8 +160,11 @@ class TheanoEngine(Engine):
     def _all_variables(self) -> Dict[str, Any]:
         """Every shared variable that a resumed training needs, by a name of this engine's own."""
         found: Dict[str, Any] = OrderedDict()
-        for part, stored in (("parameter", self._network.parameters), ("statistics", self._network.statistics),
-                             ("optimizer", self._optimizer_state)):
+        for part, stored in (
+            ("parameter", self._network.parameters),
+            ("statistics", self._network.statistics),
+            ("optimizer", self._optimizer_state),
+        ):
             found.update(("%s/%s" % (part, name), item.variable) for name, item in stored.items())
         found.update(("extra/" + name, variable) for name, variable in self._optimizer_extras.items())
         # Native dropout draws from generators whose state is updated by the training step.
@@ -164,20 +175,25 @@ class TheanoEngine(Engine):
 
     def state(self) -> Arrays:
         return OrderedDict(
-            (name, np.array(variable.get_value(borrow=True))) for name, variable in self._all_variables().items())
+            (name, np.array(variable.get_value(borrow=True))) for name, variable in self._all_variables().items()
+        )
 
     def load_state(self, state: Mapping[str, np.ndarray]) -> None:
         variables = self._all_variables()
         if set(variables) != set(state):
-            raise CrosstrainError("ENGINE_FAILED", "the checkpoint does not belong to this network: %s differ"
-                                  % ", ".join(sorted(set(variables) ^ set(state))[:5]))
+            raise CrosstrainError(
+                "ENGINE_FAILED",
+                "the checkpoint does not belong to this network: %s differ"
+                % ", ".join(sorted(set(variables) ^ set(state))[:5]),
+            )
         for name, variable in variables.items():
             variable.set_value(np.array(state[name], dtype=variable.dtype))
 
     def batch_statistics(self, x: np.ndarray) -> Dict[str, Tuple[np.ndarray, np.ndarray]]:
         if not self._network.moments:
             raise CrosstrainError(
-                "UNSUPPORTED", "engine %s evaluates native batch norm by its own running averages" % self.name)
+                "UNSUPPORTED", "engine %s evaluates native batch norm by its own running averages" % self.name
+            )
         self._activate()
         moments = self._network.moments
         flat = [variable for mean, variance, _ in moments.values() for variable in (mean, variance)]
@@ -187,7 +203,8 @@ class TheanoEngine(Engine):
         pairs = zip(values[::2], values[1::2])
         return OrderedDict(
             (name, (_canonical(layout, mean), _canonical(layout, variance)))
-            for (name, (_, _, layout)), (mean, variance) in zip(moments.items(), pairs))
+            for (name, (_, _, layout)), (mean, variance) in zip(moments.items(), pairs)
+        )
 
     def statistics(self) -> Arrays:
         return OrderedDict((name, stored.value()) for name, stored in self._network.statistics.items())

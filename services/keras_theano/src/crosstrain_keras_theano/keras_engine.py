@@ -1,10 +1,11 @@
 """The engine "keras-theano": Keras 2.3.1 on its Theano backend, trained by ``Model.fit_generator``.
 
-See :mod:`.keras_model` for what the two semantics mean. In native semantics the loss is Keras's sparse categorical
-cross-entropy of a softmax, which clips probabilities to [1e-7, 1 - 1e-7]; L2 decay is Keras's ``l2`` regularizer, whose
-gradient is twice the rate times the weight; dropout is drawn by Theano's generator from the training's seed; batch norm
-keeps running averages (weight 0.99 on the old value, variance scaled by n / (n - 1 - epsilon)). Keras has no decoupled
-decay; the canonical form is used. Reported losses are those of the batch, without penalties.
+See :mod:`.keras_model` for what the two semantics mean. In native semantics the loss is Keras's sparse
+categorical cross-entropy of a softmax, which clips probabilities to [1e-7, 1 - 1e-7]; L2 decay is Keras's
+``l2`` regularizer, whose gradient is twice the rate times the weight; dropout is drawn by Theano's generator
+from the training's seed; batch norm keeps running averages (weight 0.99 on the old value, variance scaled by
+n / (n - 1 - epsilon)). Keras has no decoupled decay; the canonical form is used. Reported losses are those of
+the batch, without penalties.
 
 Untested: device "cuda".
 """
@@ -12,6 +13,7 @@ Untested: device "cuda".
 from typing import Any, Dict, Iterator, List, Tuple
 
 import numpy as np
+
 from crosstrain_service.engine import Batch, EngineInfo, Epoch, Loop
 from crosstrain_service.model import Model
 from crosstrain_service.training import Execution, Training
@@ -77,8 +79,10 @@ class KerasTheanoEngine(TheanoEngine):
         self._penalized = bool(self._keras_model.losses)
         with explained("building the updates"):
             self._optimizer.prepare(
-                self._keras_model.total_loss, self._keras_model._collected_trainable_weights,
-                network.loss if self._penalized else None)
+                self._keras_model.total_loss,
+                self._keras_model._collected_trainable_weights,
+                network.loss if self._penalized else None,
+            )
         self._optimizer_state = self._optimizer.state()
         self._optimizer_extras = self._optimizer.extras()
 
@@ -104,8 +108,16 @@ class KerasTheanoEngine(TheanoEngine):
             steps = _Steps(self, loop, epoch)
             feed = steps.feed()
             self._keras_model.fit_generator(
-                feed, steps_per_epoch=epoch.steps, initial_epoch=epoch.index, epochs=epoch.index + 1,
-                workers=0, max_queue_size=0, shuffle=False, verbose=0, callbacks=[steps])
+                feed,
+                steps_per_epoch=epoch.steps,
+                initial_epoch=epoch.index,
+                epochs=epoch.index + 1,
+                workers=0,
+                max_queue_size=0,
+                shuffle=False,
+                verbose=0,
+                callbacks=[steps],
+            )
             feed.close()
 
     def _inputs(self, batch: Batch) -> Tuple[Any, np.ndarray]:

@@ -34,9 +34,7 @@ class Expression(keras.layers.Layer):
 class Convolution2D(keras.layers.Conv2D):
     """Keras's convolution with any zero padding, which Keras itself would need another layer for."""
 
-    def __init__(
-        self, pads: Sequence[Any], shape: Sequence[int], output_shape: Sequence[int], **options: Any
-    ) -> None:
+    def __init__(self, pads: Sequence[Any], shape: Sequence[int], output_shape: Sequence[int], **options: Any) -> None:
         super().__init__(padding="valid", **options)
         self._pads = pads
         self._shape = tuple(shape)
@@ -53,7 +51,9 @@ class Convolution2D(keras.layers.Conv2D):
 
 
 class BatchNormalization(keras.layers.Layer):
-    """Batch norm per channel (axis 1): by the batch's own moments in training, by loaded statistics otherwise."""
+    """Batch norm per channel (axis 1): by the batch's own moments in training, by loaded statistics
+    otherwise.
+    """
 
     def __init__(self, epsilon: float, **options: Any) -> None:
         super().__init__(**options)

@@ -1,19 +1,20 @@
 """A Keras model of a network, in canonical or native semantics.
 
-Canonical: Keras's convolution and dense layers; ReLU, pooling, dropout by given masks and batch norm as layers of our
-own (:mod:`.keras_layers`); the model ends in logits. The network is applied a second time for evaluation where
-dropout or batch norm make a difference, with the same variables.
+Canonical: Keras's convolution and dense layers; ReLU, pooling, dropout by given masks and batch norm as
+layers of our own (:mod:`.keras_layers`); the model ends in logits. The network is applied a second time for
+evaluation where dropout or batch norm make a difference, with the same variables.
 
-Native: Keras's layers as its users write them (activation ReLU, MaxPooling, Dropout, BatchNormalization, softmax at the
-end), under Keras's learning phase. Its ``Flatten`` permutes ``channels_first`` data to H, W, C, so features stay in
-that order up to the next dense layer. Padding that Keras cannot express, ceil rounding and local response
-normalisation are Theano's operations in a layer of our own.
+Native: Keras's layers as its users write them (activation ReLU, MaxPooling, Dropout, BatchNormalization,
+softmax at the end), under Keras's learning phase. Its ``Flatten`` permutes ``channels_first`` data to H, W,
+C, so features stay in that order up to the next dense layer. Padding that Keras cannot express, ceil rounding
+and local response normalisation are Theano's operations in a layer of our own.
 """
 
 from collections import OrderedDict
 from typing import Any, Dict, List, Optional
 
 import numpy as np
+
 from crosstrain_service import model as spec
 from crosstrain_service.training import Execution, Training
 
@@ -68,7 +69,9 @@ class KerasNetwork(Network):
         return keras.layers.Activation("softmax")(tensor) if self._native else tensor
 
     def _evaluation_pass(self) -> None:
-        """Sets ``logits``, ``phase`` and ``moments``; the training graph serves where nothing depends on the mode."""
+        """Sets ``logits``, ``phase`` and ``moments``; the training graph serves where nothing depends on the
+        mode.
+        """
         depends = self._spec.layers_of(spec.BatchNorm) + self._spec.layers_of(spec.Dropout)
         if not depends:
             return
@@ -80,7 +83,9 @@ class KerasNetwork(Network):
             self._again(statistics=True)
 
     def _again(self, statistics: bool) -> Variable:
-        """Applies the layers once more, dropout left out; with ``statistics`` batch norm uses and notes moments."""
+        """Applies the layers once more, dropout left out; with ``statistics`` batch norm uses and notes
+        moments.
+        """
         tensor = self.x
         for layer in self._spec.layers:
             if isinstance(layer, spec.Dropout):
@@ -121,8 +126,13 @@ class KerasNetwork(Network):
     def _convolution(self, layer: spec.Convolution, shape: Any, result: Any) -> List[Any]:
         pads = tuple(zip(layer.pad_begin, layer.pad_end))
         options = dict(
-            filters=layer.out_channels, kernel_size=layer.kernel, strides=layer.stride, use_bias=layer.bias,
-            data_format="channels_first", **self._regularizers("kernel", "bias"))
+            filters=layer.out_channels,
+            kernel_size=layer.kernel,
+            strides=layer.stride,
+            use_bias=layer.bias,
+            data_format="channels_first",
+            **self._regularizers("kernel", "bias"),
+        )
         kind = keras.layers.Conv1D if len(layer.kernel) == 1 else keras.layers.Conv2D
         if not any(before or after for before, after in pads):
             return [kind(padding="valid", **options)]
@@ -168,9 +178,11 @@ class KerasNetwork(Network):
         if not self._native:
             return BatchNormalization(layer.epsilon)
         return keras.layers.BatchNormalization(
-            axis=1, epsilon=_DEFAULT_EPSILON if layer.epsilon is None else layer.epsilon,
+            axis=1,
+            epsilon=_DEFAULT_EPSILON if layer.epsilon is None else layer.epsilon,
             momentum=_DEFAULT_MOMENTUM if layer.momentum is None else layer.momentum,
-            **self._regularizers("gamma", "beta", biases=True))
+            **self._regularizers("gamma", "beta", biases=True),
+        )
 
     def _regularizers(self, *parts: str, **options: bool) -> Dict[str, Any]:
         """Keras's own l2 (rate times the sum of squares) where native semantics decay weights."""
@@ -194,7 +206,10 @@ class KerasNetwork(Network):
         elif isinstance(layer, spec.BatchNorm):
             for part, variable in (("gamma", built.gamma), ("beta", built.beta)):
                 self.parameters["%s.%s" % (layer.name, part)] = Stored(variable, self._order)
-            for part, variable in (("running_mean", built.moving_mean), ("running_var", built.moving_variance)):
+            for part, variable in (
+                ("running_mean", built.moving_mean),
+                ("running_var", built.moving_variance),
+            ):
                 self.statistics["%s.%s" % (layer.name, part)] = Stored(variable, self._order)
 
     def _keep(self, layer: Any, kernel: Variable, layout: Layout, bias: Optional[Variable]) -> None:

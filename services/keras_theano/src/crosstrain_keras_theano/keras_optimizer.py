@@ -1,14 +1,15 @@
 """Keras optimizers: the canonical rule as one, and Keras's own extended by what a run needs.
 
-Native rules are those of Keras 2.3.1: SGD with the velocity v = mu v - lr g (the negative of the canonical one); RMSprop,
-Adagrad and Adadelta as the canonical form, their epsilon 1e-7 by default; Adam with epsilon beside the uncorrected
-root ("epsilon hat"). ``clipnorm`` is global and includes the gradient of penalties.
+Native rules are those of Keras 2.3.1: SGD with the velocity v = mu v - lr g (the negative of the canonical
+one); RMSprop, Adagrad and Adadelta as the canonical form, their epsilon 1e-7 by default; Adam with epsilon
+beside the uncorrected root ("epsilon hat"). ``clipnorm`` is global and includes the gradient of penalties.
 """
 
 from collections import OrderedDict
 from typing import Any, Dict, List, Mapping, Tuple
 
 import numpy as np
+
 from crosstrain_service.training import Training
 
 from . import device  # noqa: F401  prepares Theano's compile directory
@@ -29,8 +30,14 @@ _CLASSES = {
     "adam": keras.optimizers.Adam,
     "adadelta": keras.optimizers.Adadelta,
 }
-_ARGUMENTS = {"momentum": "momentum", "nesterov": "nesterov", "rho": "rho", "epsilon": "epsilon", "beta1": "beta_1",
-              "beta2": "beta_2"}
+_ARGUMENTS = {
+    "momentum": "momentum",
+    "nesterov": "nesterov",
+    "rho": "rho",
+    "epsilon": "epsilon",
+    "beta1": "beta_1",
+    "beta2": "beta_2",
+}
 
 
 class CanonicalOptimizer(keras.optimizers.Optimizer):
@@ -56,7 +63,8 @@ class CanonicalOptimizer(keras.optimizers.Optimizer):
         """The state by canonical name."""
         return OrderedDict(
             (name, Stored(variable, self._parameters[name.rsplit(".", 1)[0]].layout))
-            for name, variable in self._rule.state.items())
+            for name, variable in self._rule.state.items()
+        )
 
     def extras(self) -> Dict[str, Variable]:
         """Further variables that a resumed training needs."""
@@ -67,7 +75,9 @@ class CanonicalOptimizer(keras.optimizers.Optimizer):
 
 
 class _Native:
-    """Added to one of Keras's optimizers: decoupled decay, the loss without penalties, and state by canonical name."""
+    """Added to one of Keras's optimizers: decoupled decay, the loss without penalties, and state by canonical
+    name.
+    """
 
     _prepared: Any = None
 
@@ -102,8 +112,10 @@ class _Native:
             names = {stored.variable: name for name, stored in self._parameters.items()}
             factor = self.learning_rate * floating(decay.rate)
             updates = [
-                (variable, value - factor * variable
-                 if variable in names and decay.applies_to(names[variable]) else value)
+                (
+                    variable,
+                    value - factor * variable if variable in names and decay.applies_to(names[variable]) else value,
+                )
                 for variable, value in updates
             ]
         if self._data_loss is not None:

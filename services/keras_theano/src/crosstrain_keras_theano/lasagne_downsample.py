@@ -1,7 +1,8 @@
 """A module that Lasagne 0.1 imports and Theano 0.9 removed.
 
-``lasagne.layers.pool`` imports ``theano.tensor.signal.downsample`` and calls its ``max_pool_2d`` with the arguments'
-old names. The function itself lives on as ``theano.tensor.signal.pool.pool_2d``. Import this module before Lasagne.
+``lasagne.layers.pool`` imports ``theano.tensor.signal.downsample`` and calls its ``max_pool_2d`` with the
+arguments' old names. The function itself lives on as ``theano.tensor.signal.pool.pool_2d``. Import this
+module before Lasagne.
 """
 
 import sys

@@ -1,9 +1,10 @@
 """The engine "lasagne": Lasagne 0.1 layers and one compiled Theano function as training step.
 
-See :mod:`.lasagne_model` for what the two semantics mean. In native semantics the loss is Lasagne's categorical
-cross-entropy of a softmax (which Theano merges into a stable form), L2 decay is Lasagne's ``l2`` penalty, whose gradient
-is twice the rate times the weight, and dropout is drawn by Theano's generator from the training's seed. Lasagne has
-no decoupled decay; the canonical form is used. Reported losses are those of the batch, without penalties.
+See :mod:`.lasagne_model` for what the two semantics mean. In native semantics the loss is Lasagne's
+categorical cross-entropy of a softmax (which Theano merges into a stable form), L2 decay is Lasagne's ``l2``
+penalty, whose gradient is twice the rate times the weight, and dropout is drawn by Theano's generator from
+the training's seed. Lasagne has no decoupled decay; the canonical form is used. Reported losses are those of
+the batch, without penalties.
 
 Untested: device "cuda".
 """
@@ -12,6 +13,7 @@ from collections import OrderedDict
 from typing import Any, Dict
 
 import numpy as np
+
 from crosstrain_service.engine import EngineInfo, Loop
 from crosstrain_service.model import Model
 from crosstrain_service.training import Execution, Training
@@ -66,7 +68,8 @@ class LasagneEngine(TheanoEngine):
         variables = OrderedDict((name, stored.variable) for name, stored in parameters.items())
         rule = CanonicalRule(training, variables, self._learning_rate)
         self._optimizer_state = OrderedDict(
-            (name, Stored(variable, parameters[name.rsplit(".", 1)[0]].layout)) for name, variable in rule.state.items())
+            (name, Stored(variable, parameters[name.rsplit(".", 1)[0]].layout)) for name, variable in rule.state.items()
+        )
         self._optimizer_extras = {"iterations": rule.iterations}
         return rule.updates(OrderedDict(zip(variables, T.grad(self._network.loss, list(variables.values())))))
 
@@ -84,8 +87,11 @@ class LasagneEngine(TheanoEngine):
         if self._step is None:
             with explained("compiling the training step"):
                 self._step = theano.function(
-                    [network.x, network.labels] + list(network.masks.values()), network.loss, updates=self._updates,
-                    name="train")
+                    [network.x, network.labels] + list(network.masks.values()),
+                    network.loss,
+                    updates=self._updates,
+                    name="train",
+                )
             self._publish()
         for epoch in loop.epochs():
             for batch in epoch.batches():

@@ -47,7 +47,9 @@ class MaskLayer(Layer):
 
 
 class PaddedConv2DLayer(Conv2DLayer):
-    """Lasagne's convolution with Theano's own zero padding, which may be asymmetric; Lasagne copies the input to pad it."""
+    """Lasagne's convolution with Theano's own zero padding, which may be asymmetric; Lasagne copies the input
+    to pad it.
+    """
 
     def __init__(self, incoming: Layer, pads: Any, output_shape: Sequence[int], **options: Any) -> None:
         self._pads = pads
@@ -59,16 +61,17 @@ class PaddedConv2DLayer(Conv2DLayer):
 
     def get_output_for(self, input: Variable, **options: Any) -> Variable:
         result = operations.convolution(
-            input, self.W, self._pads, self.stride, self.input_shape[1:], self.get_W_shape())
+            input, self.W, self._pads, self.stride, self.input_shape[1:], self.get_W_shape()
+        )
         return result if self.b is None else result + self.b.dimshuffle("x", 0, "x", "x")
 
 
 class BatchNormLayer(Layer):
     """Batch norm per channel; Lasagne 0.1 has none.
 
-    Canonical (``momentum`` None): the batch's own moments in training or with ``batch_statistics``, loaded statistics
-    otherwise. Native: ``theano.tensor.nnet.bn`` with its running averages (unbiased variance), whose new values are
-    in ``updates`` after a training pass.
+    Canonical (``momentum`` None): the batch's own moments in training or with ``batch_statistics``, loaded
+    statistics otherwise. Native: ``theano.tensor.nnet.bn`` with its running averages (unbiased variance),
+    whose new values are in ``updates`` after a training pass.
     """
 
     def __init__(self, incoming: Layer, epsilon: float, momentum: Any = None, **options: Any) -> None:
@@ -78,10 +81,10 @@ class BatchNormLayer(Layer):
         self._momentum = momentum
         self.gamma = self.add_param(lasagne.init.Constant(1), shape, name="gamma", regularizable=False)
         self.beta = self.add_param(lasagne.init.Constant(0), shape, name="beta", regularizable=False)
-        self.mean = self.add_param(
-            lasagne.init.Constant(0), shape, name="mean", trainable=False, regularizable=False)
+        self.mean = self.add_param(lasagne.init.Constant(0), shape, name="mean", trainable=False, regularizable=False)
         self.variance = self.add_param(
-            lasagne.init.Constant(1), shape, name="variance", trainable=False, regularizable=False)
+            lasagne.init.Constant(1), shape, name="variance", trainable=False, regularizable=False
+        )
         self.updates: Any = []
         #: (mean, biased variance) of the input in the latest pass with ``batch_statistics``.
         self.moments: Any = None
@@ -98,21 +101,34 @@ class BatchNormLayer(Layer):
         axes = "spatial" if input.ndim > 2 else "per-activation"
         if deterministic:
             return self._shaped(T.nnet.bn.batch_normalization_test, axes)(
-                input, self.gamma, self.beta, self.mean, self.variance)
+                input, self.gamma, self.beta, self.mean, self.variance
+            )
         return self._train(input, axes)
 
     def _shaped(self, function: Any, axes: str) -> Any:
         def call(input: Variable, *vectors: Variable) -> Variable:
-            return function(input, *[_broadcast(vector, input.ndim) for vector in vectors], axes=axes,
-                            epsilon=self._epsilon)
+            return function(
+                input,
+                *[_broadcast(vector, input.ndim) for vector in vectors],
+                axes=axes,
+                epsilon=self._epsilon,
+            )
+
         return call
 
     def _train(self, input: Variable, axes: str) -> Variable:
         vectors = [_broadcast(vector, input.ndim) for vector in (self.gamma, self.beta)]
         running = [_broadcast(vector, input.ndim) for vector in (self.mean, self.variance)]
         found = T.nnet.bn.batch_normalization_train(
-            input, vectors[0], vectors[1], axes=axes, epsilon=self._epsilon,
-            running_average_factor=1 - self._momentum, running_mean=running[0], running_var=running[1])
+            input,
+            vectors[0],
+            vectors[1],
+            axes=axes,
+            epsilon=self._epsilon,
+            running_average_factor=1 - self._momentum,
+            running_mean=running[0],
+            running_var=running[1],
+        )
         self.updates = [(self.mean, T.flatten(found[3])), (self.variance, T.flatten(found[4]))]
         return found[0]
 
@@ -124,4 +140,3 @@ def _broadcast(vector: Variable, ndim: int) -> Variable:
 def seed(value: int) -> None:
     """Fixes the seeds that Lasagne's layers draw when they are built."""
     lasagne.random.set_rng(np.random.RandomState(value & 0xFFFFFFFF))
-

@@ -1,12 +1,13 @@
 """A Lasagne network, in canonical or native semantics.
 
-Canonical: Lasagne's layers for convolution and dense, each nonlinearity named (Lasagne's default is ReLU), and layers of
-our own for ReLU, pooling, dropout by given masks and batch norm.
+Canonical: Lasagne's layers for convolution and dense, each nonlinearity named (Lasagne's default is ReLU),
+and layers of our own for ReLU, pooling, dropout by given masks and batch norm.
 
-Native: Lasagne's layers as its users write them (rectify, whose gradient at 0 is 0.5; MaxPool2DLayer, which sends the
-gradient to every tied maximum; DropoutLayer; LocalResponseNormalization2DLayer; softmax at the end). Batch norm, which
-Lasagne 0.1 lacks, is Theano's with Theano's defaults: epsilon 1e-4, weight 0.1 on the new value of the running
-averages, unbiased variance. Padding and rounding that Lasagne cannot express are Theano's operations.
+Native: Lasagne's layers as its users write them (rectify, whose gradient at 0 is 0.5; MaxPool2DLayer, which
+sends the gradient to every tied maximum; DropoutLayer; LocalResponseNormalization2DLayer; softmax at the
+end). Batch norm, which Lasagne 0.1 lacks, is Theano's with Theano's defaults: epsilon 1e-4, weight 0.1 on the
+new value of the running averages, unbiased variance. Padding and rounding that Lasagne cannot express are
+Theano's operations.
 """
 
 from collections import OrderedDict
@@ -106,15 +107,21 @@ class LasagneNetwork(Network):
         if isinstance(layer, spec.LocalResponseNorm):
             if self._native and len(shape) == 3:
                 return lasagne.layers.LocalResponseNormalization2DLayer(
-                    below, alpha=layer.alpha_sum, k=layer.k, beta=layer.beta, n=layer.size)
+                    below, alpha=layer.alpha_sum, k=layer.k, beta=layer.beta, n=layer.size
+                )
             return Expression(below, lambda x: operations.local_response_norm(x, layer, shape[0]), result)
         pads = tuple(zip(layer.begin, layer.end))
         return lasagne.layers.PadLayer(below, [list(pair) for pair in pads], batch_ndim=2)
 
     def _convolution(self, layer: spec.Convolution, below: Any, shape: Any, result: Any) -> Any:
         pads = tuple(zip(layer.pad_begin, layer.pad_end))
-        options = dict(num_filters=layer.out_channels, filter_size=layer.kernel, stride=layer.stride, nonlinearity=None,
-                       **_bias(layer))
+        options = dict(
+            num_filters=layer.out_channels,
+            filter_size=layer.kernel,
+            stride=layer.stride,
+            nonlinearity=None,
+            **_bias(layer),
+        )
         if len(layer.kernel) == 2 and not self._native:
             return PaddedConv2DLayer(below, pads, result, **options)
         kind = lasagne.layers.Conv1DLayer if len(layer.kernel) == 1 else lasagne.layers.Conv2DLayer
@@ -144,8 +151,10 @@ class LasagneNetwork(Network):
         if not self._native:
             return BatchNormLayer(below, layer.epsilon)
         return BatchNormLayer(
-            below, _DEFAULT_EPSILON if layer.epsilon is None else layer.epsilon,
-            _DEFAULT_MOMENTUM if layer.momentum is None else layer.momentum)
+            below,
+            _DEFAULT_EPSILON if layer.epsilon is None else layer.epsilon,
+            _DEFAULT_MOMENTUM if layer.momentum is None else layer.momentum,
+        )
 
     def _store(self, layer: spec.Layer, built: Any) -> None:
         if isinstance(layer, (spec.Convolution, spec.Dense)):

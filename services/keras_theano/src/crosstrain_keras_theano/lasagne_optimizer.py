@@ -1,14 +1,16 @@
 """Lasagne's own update functions, for native semantics.
 
-Lasagne 0.1: momentum keeps v = mu v - lr g, the negative of the canonical velocity; RMSprop and Adagrad have epsilon
-(1e-6) inside the root; Adam has epsilon (1e-8) beside the uncorrected root; ``total_norm_constraint`` clips all
-gradients, penalties included, with the factor clip(norm, 0, c) / (1e-7 + norm), and the state is made by the function.
+Lasagne 0.1: momentum keeps v = mu v - lr g, the negative of the canonical velocity; RMSprop and Adagrad have
+epsilon (1e-6) inside the root; Adam has epsilon (1e-8) beside the uncorrected root; ``total_norm_constraint``
+clips all gradients, penalties included, with the factor clip(norm, 0, c) / (1e-7 + norm), and the state is
+made by the function.
 """
 
 from collections import OrderedDict
 from typing import Any, Dict, List, Mapping, Tuple
 
 import numpy as np
+
 from crosstrain_service.training import Rule, Training
 
 from .device import T, floating
@@ -46,8 +48,10 @@ class NativeRule:
             names = {stored.variable: name for name, stored in parameters.items()}
             factor = learning_rate * floating(decay.rate)
             self.updates = [
-                (variable, value - factor * variable
-                 if variable in names and decay.applies_to(names[variable]) else value)
+                (
+                    variable,
+                    value - factor * variable if variable in names and decay.applies_to(names[variable]) else value,
+                )
                 for variable, value in self.updates
             ]
 

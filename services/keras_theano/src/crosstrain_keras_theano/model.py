@@ -1,7 +1,7 @@
 """What both engines share of a network: variables by canonical name, and layouts.
 
-Theano's convolution flips its kernels, so kernels are turned by 180 degrees on the way in and out, together with their
-gradients and their optimizer state. Theano stores dense weights as (in, out).
+Theano's convolution flips its kernels, so kernels are turned by 180 degrees on the way in and out, together
+with their gradients and their optimizer state. Theano stores dense weights as (in, out).
 """
 
 from collections import OrderedDict
@@ -71,7 +71,9 @@ class DenseLayout(Layout):
 
 
 class Stored(NamedTuple):
-    """A shared variable and its layout; ``sign`` is -1 where the framework keeps the negative of the canonical value."""
+    """A shared variable and its layout; ``sign`` is -1 where the framework keeps the negative of the
+    canonical value.
+    """
 
     variable: Variable
     layout: Layout
@@ -99,8 +101,8 @@ class Network:
     - ``logits``: (B, K) in evaluation mode, a function of ``x`` and perhaps of ``phase``;
     - ``phase``: Keras's learning phase where the graphs depend on it, or None;
     - ``parameters`` and ``statistics``: shared variables by canonical name;
-    - ``moments``: per batch norm layer, mean and biased variance of its input, all layers normalising by the batch's
-      own and dropout off; a function of ``x`` alone.
+    - ``moments``: per batch norm layer, mean and biased variance of its input, all layers normalising by the
+      batch's own and dropout off; a function of ``x`` alone.
     """
 
     def __init__(self) -> None:

@@ -1,14 +1,15 @@
 """The canonical operations as Theano expressions.
 
-All take and give tensors (B, C, H, W) or (B, C, L); one-dimensional layers pass through the two-dimensional operation
-with a unit width. Where Theano's own operation has another gradient at ties or at zero, the gradient is replaced
-(``OpFromGraph``), so that forward passes stay those of Theano.
+All take and give tensors (B, C, H, W) or (B, C, L); one-dimensional layers pass through the two-dimensional
+operation with a unit width. Where Theano's own operation has another gradient at ties or at zero, the
+gradient is replaced (``OpFromGraph``), so that forward passes stay those of Theano.
 """
 
 from itertools import product
 from typing import Any, Sequence, Tuple
 
 import numpy as np
+
 from crosstrain_service.model import LocalResponseNorm, Pool, windows
 
 from .device import T, floating, pool_2d, theano
@@ -20,8 +21,8 @@ Pads = Sequence[Tuple[int, int]]
 def relu(x: Variable) -> Variable:
     """max(x, 0) with gradient 0 at exactly 0; NaN stays NaN.
 
-    ``T.nnet.relu`` has gradient 0.5 there and ``T.maximum`` 1. ``T.switch(x > 0, x, 0)`` has 0, but costs seven times
-    as much as this on a CPU.
+    ``T.nnet.relu`` has gradient 0.5 there and ``T.maximum`` 1. ``T.switch(x > 0, x, 0)`` has 0, but costs
+    seven times as much as this on a CPU.
     """
     entry = x.type()
 
@@ -29,7 +30,8 @@ def relu(x: Variable) -> Variable:
         return [output_gradients[0] * T.cast(T.gt(inputs[0], 0), entry.dtype)]
 
     operation = theano.OpFromGraph(
-        [entry], [T.maximum(entry, floating(0))], inline=True, lop_overrides=gradient, name="relu")
+        [entry], [T.maximum(entry, floating(0))], inline=True, lop_overrides=gradient, name="relu"
+    )
     return operation(x)
 
 
@@ -47,16 +49,27 @@ def pad(x: Variable, pads: Pads, value: float = 0.0) -> Variable:
 
 
 def convolution(
-    x: Variable, kernel: Variable, pads: Pads, stride: Sequence[int], input_shape: Sequence[int], kernel_shape: Sequence[int]
+    x: Variable,
+    kernel: Variable,
+    pads: Pads,
+    stride: Sequence[int],
+    input_shape: Sequence[int],
+    kernel_shape: Sequence[int],
 ) -> Variable:
-    """Theano's convolution (kernel (O, I, H, W), flipped) with zero padding of its own, also an asymmetric one.
+    """Theano's convolution (kernel (O, I, H, W), flipped) with zero padding of its own, also an asymmetric
+    one.
 
     ``input_shape`` (C, H, W) and ``kernel_shape`` let Theano choose its implementation.
     """
     border = tuple(before if before == after else (before, after) for before, after in pads)
     return T.nnet.conv2d(
-        x, kernel, input_shape=(None,) + tuple(input_shape), filter_shape=tuple(kernel_shape), border_mode=border,
-        subsample=tuple(stride))
+        x,
+        kernel,
+        input_shape=(None,) + tuple(input_shape),
+        filter_shape=tuple(kernel_shape),
+        border_mode=border,
+        subsample=tuple(stride),
+    )
 
 
 def pool_pads(layer: Pool, shape: Sequence[int]) -> Tuple[Tuple[int, int], ...]:
@@ -65,8 +78,7 @@ def pool_pads(layer: Pool, shape: Sequence[int]) -> Tuple[Tuple[int, int], ...]:
     ``shape`` is (C, H, W) or (C, L). Rounded up, the last window may reach beyond the padding at the end.
     """
     pads = []
-    for size, kernel, stride, begin, end in zip(
-            shape[1:], layer.kernel, layer.stride, layer.pad_begin, layer.pad_end):
+    for size, kernel, stride, begin, end in zip(shape[1:], layer.kernel, layer.stride, layer.pad_begin, layer.pad_end):
         count = windows(size, kernel, stride, begin, end, layer.round_mode)
         reach = (count - 1) * stride + kernel
         pads.append((begin, max(end, reach - size - begin)))
@@ -101,7 +113,12 @@ def max_pool(x: Variable, layer: Pool, shape: Sequence[int]) -> Variable:
         return [result]
 
     operation = theano.OpFromGraph(
-        [entry], [_largest([entry[place] for place in places])], inline=True, lop_overrides=gradient, name="max_pool")
+        [entry],
+        [_largest([entry[place] for place in places])],
+        inline=True,
+        lop_overrides=gradient,
+        name="max_pool",
+    )
     return operation(padded)
 
 
@@ -113,9 +130,11 @@ def _window_elements(layer: Pool, sizes: Sequence[int]) -> Sequence[Tuple[slice,
     counts = [(size - kernel) // stride + 1 for size, kernel, stride in zip(sizes, layer.kernel, layer.stride)]
     every = slice(None)
     return [
-        (every, every) + tuple(
+        (every, every)
+        + tuple(
             slice(offset, offset + (count - 1) * stride + 1, stride)
-            for offset, count, stride in zip(offsets, counts, layer.stride))
+            for offset, count, stride in zip(offsets, counts, layer.stride)
+        )
         for offsets in product(*[range(kernel) for kernel in layer.kernel])
     ]
 
@@ -125,14 +144,16 @@ def _largest(values: Sequence[Variable]) -> Variable:
     values = list(values)
     while len(values) > 1:
         pairs = [T.maximum(first, second) for first, second in zip(values[::2], values[1::2])]
-        values = pairs + values[len(pairs) * 2:]
+        values = pairs + values[len(pairs) * 2 :]
     return values[0]
 
 
 def average_pool(x: Variable, layer: Pool, shape: Sequence[int]) -> Variable:
-    """Mean of every window of ``x`` (B, *shape), padding being 0: Theano's sum pooling over a constant divisor.
+    """Mean of every window of ``x`` (B, *shape), padding being 0: Theano's sum pooling over a constant
+    divisor.
 
-    With ``count_include_pad`` the divisor is the part of the window inside input and padding, else inside the input.
+    With ``count_include_pad`` the divisor is the part of the window inside input and padding, else inside the
+    input.
     """
     pads = pool_pads(layer, shape)
     total = theano_pool(pad(x, pads), layer, "sum")
@@ -141,8 +162,7 @@ def average_pool(x: Variable, layer: Pool, shape: Sequence[int]) -> Variable:
 
 def _divisors(layer: Pool, shape: Sequence[int]) -> np.ndarray:
     result = np.ones((), np.int64)
-    for size, kernel, stride, begin, end in zip(
-            shape[1:], layer.kernel, layer.stride, layer.pad_begin, layer.pad_end):
+    for size, kernel, stride, begin, end in zip(shape[1:], layer.kernel, layer.stride, layer.pad_begin, layer.pad_end):
         start = stride * np.arange(windows(size, kernel, stride, begin, end, layer.round_mode))
         low, high = (0, begin + size + end) if layer.count_include_pad else (begin, begin + size)
         result = result[..., np.newaxis] * (np.minimum(start + kernel, high) - np.maximum(start, low))
@@ -156,7 +176,9 @@ def theano_pool(x: Variable, layer: Pool, mode: str) -> Variable:
         x.dimshuffle(0, 1, 2, "x") if flat else x,
         ws=layer.kernel + (1,) if flat else layer.kernel,
         stride=layer.stride + (1,) if flat else layer.stride,
-        ignore_border=True, mode=mode)
+        ignore_border=True,
+        mode=mode,
+    )
     return result[:, :, :, 0] if flat else result
 
 
@@ -166,12 +188,14 @@ def theano_max_pool(x: Variable, layer: Pool, shape: Sequence[int]) -> Variable:
 
 
 def local_response_norm(x: Variable, layer: LocalResponseNorm, channels: int) -> Variable:
-    """x / (k + alpha_sum * sum of x^2 over ``size`` channels)^beta for x (B, C, ...); Theano has no such operation."""
+    """x / (k + alpha_sum * sum of x^2 over ``size`` channels)^beta for x (B, C, ...); Theano has no such
+    operation.
+    """
     half = layer.size // 2
     squares = pad(T.sqr(x), [(half, half)] + [(0, 0)] * (x.ndim - 2))
     total = squares[:, 0:channels]
     for offset in range(1, layer.size):
-        total = total + squares[:, offset:offset + channels]
+        total = total + squares[:, offset : offset + channels]
     return x / (floating(layer.k) + floating(layer.alpha_sum) * total) ** floating(layer.beta)
 
 
@@ -196,7 +220,9 @@ def _per_channel(vector: Variable, ndim: int) -> Variable:
 
 
 def cross_entropy(logits: Variable, labels: Variable) -> Variable:
-    """Loss (B,) of logits (B, K) and integer labels (B,): log sum exp minus the label's logit, without clipping."""
+    """Loss (B,) of logits (B, K) and integer labels (B,): log sum exp minus the label's logit, without
+    clipping.
+    """
     # The shift cancels out of value and gradient alike.
     shift = theano.gradient.disconnected_grad(T.max(logits, axis=1, keepdims=True))
     shifted = logits - shift

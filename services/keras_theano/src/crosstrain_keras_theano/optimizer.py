@@ -1,13 +1,14 @@
 """The canonical update rules as Theano updates, shared by both engines.
 
-See ``crosstrain_service.training.Rule`` for the formulas. Constants are rounded once from float64; Adam's bias
-corrections are computed in float64 inside the graph, since 1 - beta2^t loses five digits in float32.
+See ``crosstrain_service.training.Rule`` for the formulas. Constants are rounded once from float64; Adam's
+bias corrections are computed in float64 inside the graph, since 1 - beta2^t loses five digits in float32.
 """
 
 from collections import OrderedDict
 from typing import Any, Dict, List, Mapping, Tuple
 
 import numpy as np
+
 from crosstrain_service.training import Rule, Training
 
 from .device import T, floating, theano
@@ -45,13 +46,11 @@ def clip_by_global_norm(gradients: Mapping[str, Variable], limit: float) -> Dict
 class CanonicalRule:
     """State and updates of one rule over named parameters (shared variables of any layout).
 
-    ``state`` maps "<parameter>.<suffix>" to shared variables in the layout of their parameter; ``iterations`` counts
-    the updates made.
+    ``state`` maps "<parameter>.<suffix>" to shared variables in the layout of their parameter; ``iterations``
+    counts the updates made.
     """
 
-    def __init__(
-        self, training: Training, parameters: Mapping[str, Variable], learning_rate: Variable
-    ) -> None:
+    def __init__(self, training: Training, parameters: Mapping[str, Variable], learning_rate: Variable) -> None:
         self._training = training
         self._parameters = OrderedDict(parameters)
         self._learning_rate = learning_rate
@@ -66,7 +65,9 @@ class CanonicalRule:
                 self.state[full_name] = theano.shared(initial, name=full_name, broadcastable=parameter.broadcastable)
 
     def updates(self, gradients: Mapping[str, Variable]) -> List[Tuple[Variable, Variable]]:
-        """(variable, new value) for the state, the parameters and the count, from the gradients of the data loss."""
+        """(variable, new value) for the state, the parameters and the count, from the gradients of the data
+        loss.
+        """
         training = self._training
         decay = training.weight_decay
         if training.clip_norm:
@@ -95,24 +96,18 @@ class CanonicalRule:
         change = momentum * velocity + scaled if self._training.rule.nesterov else velocity
         return change, {"velocity": velocity}
 
-    def _rmsprop(
-        self, gradient: Variable, state: Mapping[str, Variable]
-    ) -> Tuple[Variable, Dict[str, Variable]]:
+    def _rmsprop(self, gradient: Variable, state: Mapping[str, Variable]) -> Tuple[Variable, Dict[str, Variable]]:
         rule = self._training.rule
         mean_square = _decayed(rule.rho, state["mean_square"], T.sqr(gradient))
         change = self._learning_rate * gradient / (T.sqrt(mean_square) + floating(rule.epsilon))
         return change, {"mean_square": mean_square}
 
-    def _adagrad(
-        self, gradient: Variable, state: Mapping[str, Variable]
-    ) -> Tuple[Variable, Dict[str, Variable]]:
+    def _adagrad(self, gradient: Variable, state: Mapping[str, Variable]) -> Tuple[Variable, Dict[str, Variable]]:
         accumulator = state["accumulator"] + T.sqr(gradient)
         change = self._learning_rate * gradient / (T.sqrt(accumulator) + floating(self._training.rule.epsilon))
         return change, {"accumulator": accumulator}
 
-    def _adam(
-        self, gradient: Variable, state: Mapping[str, Variable]
-    ) -> Tuple[Variable, Dict[str, Variable]]:
+    def _adam(self, gradient: Variable, state: Mapping[str, Variable]) -> Tuple[Variable, Dict[str, Variable]]:
         rule = self._training.rule
         m = _decayed(rule.beta1, state["m"], gradient)
         v = _decayed(rule.beta2, state["v"], T.sqr(gradient))
@@ -120,9 +115,7 @@ class CanonicalRule:
         v_hat = v / self._correction(rule.beta2)
         return self._learning_rate * m_hat / (T.sqrt(v_hat) + floating(rule.epsilon)), {"m": m, "v": v}
 
-    def _adadelta(
-        self, gradient: Variable, state: Mapping[str, Variable]
-    ) -> Tuple[Variable, Dict[str, Variable]]:
+    def _adadelta(self, gradient: Variable, state: Mapping[str, Variable]) -> Tuple[Variable, Dict[str, Variable]]:
         rule = self._training.rule
         epsilon = floating(rule.epsilon)
         mean_square = _decayed(rule.rho, state["mean_square"], T.sqr(gradient))
