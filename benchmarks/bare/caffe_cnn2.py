@@ -85,7 +85,8 @@ def batches(images, labels, size):
 images, labels = load(arguments.data)
 with tempfile.TemporaryDirectory() as folder:
     paths = [os.path.join(folder, name) for name in ("train.prototxt", "solver.prototxt")]
-    for path, text in zip(paths, (network(arguments.batch_size), SOLVER.format(net=paths[0]))):
+    texts = (network(arguments.batch_size), SOLVER.format(net=paths[0]))
+    for path, text in zip(paths, texts, strict=True):
         with open(path, "w") as file:
             file.write(text)
     caffe.set_mode_cpu()

@@ -32,7 +32,8 @@ def build_wheel(folder, config_settings=None, metadata_directory=None):
     with zipfile.ZipFile(pathlib.Path(folder) / name, "w") as archive:
         archive.writestr("made.py", "VALUE = %r" % VALUE)
         archive.writestr("made-1.0.dist-info/METADATA", "Metadata-Version: 2.1\\nName: made\\nVersion: 1.0\\n")
-        archive.writestr("made-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n")
+        tags = "Wheel-Version: 1.0\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n"
+        archive.writestr("made-1.0.dist-info/WHEEL", tags)
         archive.writestr("made-1.0.dist-info/RECORD", "")
     return name
 """

@@ -65,7 +65,8 @@ std::string RandomState() {
 }
 
 void SetRandomState(const std::string& state) {
-  std::istringstream text(state);
+  // The generator's operator reads on past its last number, which must not be the end.
+  std::istringstream text(state + " ");
   caffe::rng_t generator;
   text >> generator;
   if (text.fail()) {
