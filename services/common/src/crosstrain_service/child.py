@@ -9,21 +9,35 @@ import time
 
 _STARTED = time.time()
 
+import os  # noqa: E402
+import sys  # noqa: E402
+from typing import List, Type  # noqa: E402
+
+
+def bind(arguments: List[str]) -> None:
+    """Binds this process to the cores after "--affinity", separated by commas."""
+    if "--affinity" in arguments[:-1]:
+        cores = arguments[arguments.index("--affinity") + 1]
+        if cores:
+            os.sched_setaffinity(0, [int(core) for core in cores.split(",")])
+
+
+if __name__ == "__main__":
+    # Before NumPy is imported: the threads that its BLAS starts then keep the cores they begin with.
+    bind(sys.argv)
+
 import argparse  # noqa: E402
 import errno  # noqa: E402
 import importlib  # noqa: E402
-import os  # noqa: E402
-import sys  # noqa: E402
 import traceback  # noqa: E402
-from typing import Type  # noqa: E402
 
 from crosstrain_protos.v1 import run_pb2  # noqa: E402
 
 from .artifacts import ArtifactStore  # noqa: E402
 from .checkpoint import CheckpointStore  # noqa: E402
 from .engine import Engine  # noqa: E402
-from .errors import CrosstrainError  # noqa: E402
-from .events import EventLog  # noqa: E402
+from .errors import CrosstrainError, without_paths  # noqa: E402
+from .events import ENDED, EventLog, state_of  # noqa: E402
 from .rundir import RunDir, StoredRequest  # noqa: E402
 from .spool import SpoolWriter  # noqa: E402
 from .tasks import TASKS, Work  # noqa: E402
@@ -41,7 +55,7 @@ def engine_class(package: str, name: str) -> Type[Engine]:
     except Exception as error:  # whatever an import of a framework may raise
         traceback.print_exc()
         raise CrosstrainError("ENVIRONMENT", "the framework of engine %s cannot be imported: %s: %s"
-                              % (name, type(error).__name__, error))
+                              % (name, type(error).__name__, _first_line(error))) from error
 
 
 def main() -> int:
@@ -51,7 +65,7 @@ def main() -> int:
     parser.add_argument("--artifacts", required=True, help="folder of the artifact store")
     parser.add_argument("--package", required=True, help="engine package, for example crosstrain_torch")
     parser.add_argument("--attempt", type=int, required=True, help="number of this attempt, from 1")
-    parser.add_argument("--affinity", default="", help="cores to be bound to, separated by commas")
+    parser.add_argument("--affinity", default="", help="cores to be bound to, separated by commas (see bind())")
     arguments = parser.parse_args()
 
     directory = RunDir(arguments.run_dir)
@@ -61,12 +75,12 @@ def main() -> int:
     stored = directory.stored()
     if stored is None:
         return 2
-    directory.write_child(arguments.attempt)
-    if arguments.affinity:
-        os.sched_setaffinity(0, [int(core) for core in arguments.affinity.split(",")])
-    spool = SpoolWriter(directory.spool)
-    events = EventLog(spool, stored.request.run_id, arguments.attempt)
     try:
+        directory.write_child(arguments.attempt)
+        # Its front may have died before this process had the lock, and the next one ended the run since.
+        if directory.cancel_requested() or state_of(directory.spool) in ENDED:
+            return EXIT_ALREADY_RUNNING
+        events = EventLog(SpoolWriter(directory.spool), stored.request.run_id, arguments.attempt)
         return _execute(arguments, directory, stored, events)
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
@@ -108,7 +122,7 @@ def _execute(arguments: argparse.Namespace, directory: RunDir, stored: StoredReq
 
 def _first_line(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0][:500] if lines else "no message"
+    return without_paths(lines[0])[:500] if lines else "no message"
 
 
 if __name__ == "__main__":

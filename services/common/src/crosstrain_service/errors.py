@@ -1,5 +1,6 @@
 """Errors with a reason from the catalogue in ``crosstrain/v1/errors.proto``."""
 
+import re
 from typing import NamedTuple, Optional
 
 from crosstrain_protos.v1 import errors_pb2
@@ -34,6 +35,15 @@ CODES = {
     "INTERNAL": "INTERNAL",
     "WRONG_STATE": "FAILED_PRECONDITION",
 }
+
+
+#: An absolute path: it helps nobody elsewhere and may tell about the machine's users.
+_PATH = re.compile(r"(?<![\w.<])/[^\s,:;'\"()\[\]]+")
+
+
+def without_paths(text: str) -> str:
+    """The text with every absolute path replaced by "<path>"."""
+    return _PATH.sub("<path>", text)
 
 
 class Violation(NamedTuple):

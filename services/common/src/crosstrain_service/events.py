@@ -1,12 +1,13 @@
 """The events of a run, written to its spool."""
 
+import threading
 import time
-from typing import Any
+from typing import Any, Optional
 
 from crosstrain_protos.v1 import errors_pb2, run_pb2
 
 from .errors import CrosstrainError
-from .spool import SpoolWriter
+from .spool import SpoolReader, SpoolWriter
 
 ENDED = (run_pb2.RUN_STATE_SUCCEEDED, run_pb2.RUN_STATE_FAILED, run_pb2.RUN_STATE_CANCELLED)
 
@@ -18,9 +19,15 @@ class EventLog:
         self.spool = spool
         self._run_id = run_id
         self._attempt = attempt
+        self._lock = threading.Lock()
+        self._ended = False
 
     def emit(self, **event: Any) -> int:
-        """Appends one event, for example ``emit(log=LogLine(...))``; returns its sequence number."""
+        """Appends one event, for example ``emit(log=LogLine(...))``; returns its sequence number.
+
+        After the end of the run nothing is appended any more: threads that sample or write may still be
+        at work then, and readers stop at the end.
+        """
         message = run_pb2.RunEvent(run_id=self._run_id, attempt=self._attempt, **event)
         now = time.time()
         message.time.seconds = int(now)
@@ -30,18 +37,37 @@ class EventLog:
             message.sequence = sequence
             return message.SerializeToString()
 
-        return self.spool.append(payload)
+        with self._lock:
+            if self._ended:
+                return self.spool.last_sequence
+            sequence = self.spool.append(payload)
+            self._ended = message.HasField("state_changed") and message.state_changed.state in ENDED
+            return sequence
 
     def log(self, text: str, severity: str = "info") -> None:
         """Appends a line for the log."""
         self.emit(log=run_pb2.LogLine(severity=severity, text=" ".join(text.split())[:4000]))
 
-    def state(self, state: int, error: CrosstrainError = None) -> None:
+    def state(self, state: int, error: Optional[CrosstrainError] = None) -> None:
         """Appends a change of state and forces everything to the disk if the run has ended."""
         proto = error.to_proto() if error is not None else None
         self.emit(state_changed=run_pb2.StateChanged(state=state, error=proto))
         if state in ENDED:
             self.spool.sync()
+
+
+def state_of(path: str) -> int:
+    """The state of a run by its spool."""
+    state = run_pb2.RUN_STATE_QUEUED
+    reader = SpoolReader(path)
+    while True:
+        records = reader.read()
+        if not records:
+            return state
+        for _, payload in records:
+            event = run_pb2.RunEvent.FromString(payload)
+            if event.WhichOneof("event") == "state_changed":
+                state = event.state_changed.state
 
 
 def error_from_proto(message: errors_pb2.Error) -> CrosstrainError:

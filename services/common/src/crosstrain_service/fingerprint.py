@@ -2,7 +2,6 @@
 
 import os
 import platform
-import re
 import sys
 from typing import Dict
 
@@ -11,6 +10,7 @@ import numpy as np
 from . import __version__
 from .cores import available_cores
 from .engine import EngineInfo
+from .errors import without_paths
 from .gpu import gpus
 from .training import Execution
 
@@ -21,9 +21,6 @@ SWITCHES = (
     "TF_ENABLE_ONEDNN_OPTS", "TF_DETERMINISTIC_OPS", "TF_CUDNN_DETERMINISTIC", "THEANO_FLAGS", "KERAS_BACKEND",
     "PYTHONHASHSEED",
 )
-
-#: An absolute path: it tells nothing about the maths and may tell about the machine's users.
-_PATH = re.compile(r"(?<![\w.])/[^\s,:;]*")
 
 
 def processor() -> str:
@@ -70,5 +67,10 @@ def facts(engine: EngineInfo, execution: Execution) -> Dict[str, str]:
             table["gpu.%d" % gpu.index] = "%s, %d bytes, driver %s" % (gpu.name, gpu.memory_bytes, gpu.driver)
     for name in SWITCHES:
         if name in os.environ:
-            table["env." + name] = _PATH.sub("<path>", os.environ[name])
-    return table
+            table["env." + name] = os.environ[name]
+    return clean(table)
+
+
+def clean(table: Dict[str, str]) -> Dict[str, str]:
+    """The facts without absolute paths, which differ between machines without telling about the maths."""
+    return {name: without_paths(value) for name, value in table.items()}

@@ -15,6 +15,7 @@ import errno
 import fcntl
 import json
 import os
+import shutil
 from typing import Any, Dict, NamedTuple, Optional
 
 from crosstrain_protos.v1 import run_pb2, service_pb2
@@ -67,7 +68,7 @@ class RunDir:
         except FileNotFoundError:
             return None
         header, body = data.split(b"\n", 1)
-        info = json.loads(header.decode())  # type: Dict[str, Any]
+        info: Dict[str, Any] = json.loads(header.decode())
         request = _REQUESTS[info["kind"]].FromString(body)
         return StoredRequest(info["kind"], request, body, info["created"], info["version"])
 
@@ -107,10 +108,15 @@ class RunDir:
     def request_cancel(self) -> None:
         """Notes, durably where there is room, that the run is to end."""
         try:
-            write_file(self._cancel, b"")
+            self._mark_cancelled()
         except OSError:
             self.free_reserve()
-            write_file(self._cancel, b"")
+            self._mark_cancelled()
+
+    def _mark_cancelled(self) -> None:
+        # An empty file is never torn, and creating it twice at the same time does no harm.
+        os.close(os.open(self._cancel, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        sync_folder(self.path)
 
     def cancel_requested(self) -> bool:
         """Whether the run is to end."""
@@ -122,6 +128,16 @@ class RunDir:
             os.unlink(self._reserve)
         except OSError:
             pass
+
+    def discard(self) -> None:
+        """Removes the folder with everything in it."""
+        shutil.rmtree(self.path, ignore_errors=True)
+
+    def clean(self) -> None:
+        """Removes what only an unfinished run needs: checkpoints, scratch space, reserve."""
+        for folder in (self.checkpoints, self.work):
+            shutil.rmtree(folder, ignore_errors=True)
+        self.free_reserve()
 
     def last_output(self, limit: int = 300) -> str:
         """The last line that the child printed, for an error message; empty if there is none."""
@@ -150,6 +166,7 @@ def write_file(path: str, data: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.rename(temporary, path)
+        sync_folder(os.path.dirname(path))
     except OSError:
         try:
             os.unlink(temporary)
@@ -158,11 +175,21 @@ def write_file(path: str, data: bytes) -> None:
         raise
 
 
+def sync_folder(path: str) -> None:
+    """Forces the names in a folder to the disk."""
+    handle = os.open(path or ".", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
 def start_time(pid: int) -> int:
     """Start of a process in clock ticks since boot, which tells it from a later one of the same id;
-    0 if there is none."""
+    0 if there is none, or only a zombie."""
     try:
         with open("/proc/%d/stat" % pid) as file:
-            return int(file.read().rsplit(")", 1)[1].split()[19])
+            fields = file.read().rsplit(")", 1)[1].split()
+        return 0 if fields[0] in "ZX" else int(fields[19])
     except (OSError, IndexError, ValueError):
         return 0

@@ -1,6 +1,8 @@
 """The runs of a service: one child process each, queued per device, surviving restarts of the front."""
 
 import collections
+import errno
+import logging
 import os
 import signal
 import subprocess
@@ -11,15 +13,16 @@ from typing import Any, Callable, Deque, Dict, List, Optional
 
 from crosstrain_protos.v1 import run_pb2
 
-from .child import EXIT_ALREADY_RUNNING, EXIT_STORAGE_FULL
 from .checkpoint import CheckpointStore
+from .child import EXIT_ALREADY_RUNNING, EXIT_STORAGE_FULL
 from .describe import Environment
-from .errors import CrosstrainError
+from .errors import CrosstrainError, without_paths
 from .events import ENDED, EventLog
 from .rundir import RunDir, StoredRequest, body_of, start_time
 from .spool import SpoolReader, SpoolWriter
 from .training import Execution
 
+_LOG = logging.getLogger("crosstrain.service")
 #: Runs that may wait at the same time.
 MAX_WAITING = 1000
 #: Attempts in a row that may end without a new checkpoint before the run fails.
@@ -27,6 +30,8 @@ MAX_FRUITLESS_ATTEMPTS = 3
 #: Time a child gets to end by itself before it is killed, seconds.
 TERMINATE_SECONDS = 1.0
 _POLL_SECONDS = 0.02
+#: Time between attempts to note the end of a run on a full disk, seconds.
+_RETRY_SECONDS = 0.5
 
 
 class RunRecord:
@@ -83,9 +88,9 @@ class RunManager:
         self._package = package
         self._artifacts = artifacts_dir
         self._environment = environment
-        self._records = collections.OrderedDict()  # type: Dict[str, RunRecord]
-        self._queues = {}  # type: Dict[str, Deque[RunRecord]]
-        self._executions = {}  # type: Dict[str, Execution]
+        self._records: Dict[str, RunRecord] = collections.OrderedDict()
+        self._queues: Dict[str, Deque[RunRecord]] = {}
+        self._executions: Dict[str, Execution] = {}
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._closed = False
@@ -96,15 +101,29 @@ class RunManager:
         found = []
         for name in os.listdir(self._root):
             directory = RunDir(os.path.join(self._root, name))
-            stored = directory.stored()
+            try:
+                stored = directory.stored()
+            except Exception:  # one damaged folder must not keep the service from starting
+                _LOG.exception("the stored run %s cannot be read", name)
+                continue
             if stored is not None:
                 found.append(RunRecord(directory, stored))
         found.sort(key=lambda record: (record.stored.created, record.run.run_id))
         with self._lock:
             for record in found:
                 self._records[record.run.run_id] = record
-                if not record.ended:
-                    self._enqueue(record, execution_of(record.stored), adopt=record.directory.alive())
+                if record.ended:
+                    record.directory.clean()
+                    continue
+                alive = record.directory.alive()
+                try:
+                    execution = execution_of(record.stored)
+                except CrosstrainError as error:  # the machine has changed, for example its cores
+                    if not alive:
+                        threading.Thread(target=self._fail, args=(record, error), daemon=True).start()
+                        continue
+                    execution = Execution()
+                self._enqueue(record, execution, adopt=alive)
 
     def submit(self, kind: int, request: Any, version: str, execution: Execution) -> run_pb2.Run:
         """Accepts a run, or finds it again by its id; raises ``ID_REUSED``, ``LIMIT_EXCEEDED``, ``STORAGE_FULL``."""
@@ -124,8 +143,11 @@ class RunManager:
                 assert stored is not None
                 record = RunRecord(directory, stored)
                 self._append(record, run_pb2.RUN_STATE_QUEUED)
-            except OSError:
-                raise CrosstrainError("STORAGE_FULL", "no room to store the run")
+            except OSError as error:
+                directory.discard()  # what was refused must not come back with the next front
+                if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                    raise CrosstrainError("STORAGE_FULL", "no room to store the run") from error
+                raise
             self._records[request.run_id] = record
             self._enqueue(record, execution)
             return record.refresh()
@@ -152,8 +174,9 @@ class RunManager:
         with self._lock:
             for queue in self._queues.values():
                 if record in queue and record is not queue[0]:  # the first one is being executed
-                    queue.remove(record)
-                    self._append(record, run_pb2.RUN_STATE_CANCELLED)
+                    if self._append(record, run_pb2.RUN_STATE_CANCELLED):
+                        queue.remove(record)
+                        record.directory.clean()
         deadline = time.time() + 10
         while not record.ended and time.time() < deadline:
             time.sleep(_POLL_SECONDS)
@@ -195,6 +218,7 @@ class RunManager:
                 if self._closed:
                     return
                 queue.popleft()
+            record.directory.clean()
 
     def _execute(self, record: RunRecord) -> None:
         """Runs attempts until the run has ended."""
@@ -213,11 +237,14 @@ class RunManager:
             if record.ended:
                 return
             if record.directory.cancel_requested():
-                self._append(record, run_pb2.RUN_STATE_CANCELLED)
-                return
+                if self._append(record, run_pb2.RUN_STATE_CANCELLED):
+                    return
+                continue
             if status == EXIT_STORAGE_FULL:
                 self._fail(record, CrosstrainError("STORAGE_FULL", "no room left for the run's events"))
                 return
+            if status == EXIT_ALREADY_RUNNING:
+                continue  # another child has the lock, or had it at that moment
             fruitless = 0 if checkpoints.newest_step() > before else fruitless + 1
             if fruitless >= MAX_FRUITLESS_ATTEMPTS:
                 self._fail(record, self._death(record, status))
@@ -241,22 +268,26 @@ class RunManager:
             process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                                        env=environment, start_new_session=True, close_fds=True)
         while not self._closed:
-            try:
-                return process.wait(_POLL_SECONDS)
-            except subprocess.TimeoutExpired:
-                if directory.cancel_requested():
-                    _end_group(process.pid, lambda: process.poll() is None)
-                    return process.wait()
+            if _exited(process.pid):
+                # A process of its own that outlives it would keep its lock, and the run would never go on.
+                _signal(process.pid, signal.SIGKILL)
+                return process.wait()
+            if directory.cancel_requested():
+                _end_group(process.pid, lambda: not _exited(process.pid))
+            time.sleep(_POLL_SECONDS)
         return None
 
     def _adopt(self, record: RunRecord) -> Optional[int]:
         """Waits for the end of a child that another front started."""
         directory = record.directory
         while directory.alive() and not self._closed:
-            if directory.cancel_requested():
-                child = directory.child()
-                if child is not None and start_time(child["pid"]) == child["started"]:
-                    _end_group(child["pid"], directory.alive)
+            child = directory.child()
+            started = start_time(child["pid"]) if child is not None else -1
+            if child is not None and started == 0:
+                # It is gone, and only a process of its own keeps its lock.
+                _signal(child["pid"], signal.SIGKILL)
+            elif child is not None and started == child["started"] and directory.cancel_requested():
+                _end_group(child["pid"], directory.alive)
             time.sleep(_POLL_SECONDS)
         return None
 
@@ -271,16 +302,34 @@ class RunManager:
             how = "with exit status %d" % status
         output = record.directory.last_output()
         return CrosstrainError("CHILD_DIED", "the process of the run ended %s in %d attempts in a row%s" % (
-            how, MAX_FRUITLESS_ATTEMPTS, "; its last output: " + _without_paths(output) if output else ""))
+            how, MAX_FRUITLESS_ATTEMPTS, "; its last output: " + without_paths(output) if output else ""))
 
     def _fail(self, record: RunRecord, error: CrosstrainError) -> None:
-        if not record.ended:
-            if error.reason == "STORAGE_FULL":
-                record.directory.free_reserve()
-            self._append(record, run_pb2.RUN_STATE_FAILED, error)
+        """Ends a run with an error; on a full disk as soon as there is room, and not while a child lives."""
+        while not self._closed:
+            try:
+                if error.reason == "STORAGE_FULL":
+                    record.directory.free_reserve()
+                if self._append(record, run_pb2.RUN_STATE_FAILED, error):
+                    return
+            except OSError:
+                _LOG.exception("the end of run %s cannot be noted yet", record.run.run_id)
+            time.sleep(_RETRY_SECONDS)
 
-    def _append(self, record: RunRecord, state: int, error: Optional[CrosstrainError] = None) -> None:
-        """Appends a change of state; only while no child lives, since a spool has one writer."""
+    def _append(self, record: RunRecord, state: int, error: Optional[CrosstrainError] = None) -> bool:
+        """Appends a change of state unless the run has ended; returns False if a child lives, since a spool
+        has one writer. A child that starts meanwhile finds the lock taken and leaves."""
+        handle = record.directory.lock()
+        if handle is None:
+            return False
+        try:
+            if not record.ended:
+                self._append_locked(record, state, error)
+            return True
+        finally:
+            os.close(handle)
+
+    def _append_locked(self, record: RunRecord, state: int, error: Optional[CrosstrainError]) -> None:
         writer = SpoolWriter(record.directory.spool)
         try:
             events = EventLog(writer, record.run.run_id, record.refresh().attempt)
@@ -300,8 +349,17 @@ def _end_group(pid: int, alive: Callable[[], bool]) -> None:
     while alive() and time.time() < deadline:
         time.sleep(_POLL_SECONDS)
     _signal(pid, signal.SIGKILL)
-    while alive():
+    deadline = time.time() + TERMINATE_SECONDS
+    while alive() and time.time() < deadline:
         time.sleep(_POLL_SECONDS)
+
+
+def _exited(pid: int) -> bool:
+    """Whether a child of this process has ended; it is not reaped, so that its id stays its own."""
+    try:
+        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    except ChildProcessError:  # reaped already, as where SIGCHLD is ignored
+        return True
 
 
 def _signal(pid: int, number: int) -> None:
@@ -309,7 +367,3 @@ def _signal(pid: int, number: int) -> None:
         os.killpg(pid, number)
     except (ProcessLookupError, PermissionError):
         pass
-
-
-def _without_paths(text: str) -> str:
-    return " ".join("<path>" if "/" in word and len(word) > 1 else word for word in text.split())

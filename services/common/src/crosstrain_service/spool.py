@@ -10,7 +10,7 @@ import os
 import struct
 import threading
 import zlib
-from typing import List, Tuple
+from typing import Callable, List, Tuple
 
 _HEADER = struct.Struct("<IIQ")
 #: No record may be larger; it must fit in one gRPC message with others.
@@ -40,7 +40,7 @@ class SpoolWriter:
         """Sequence number of the newest record, 0 before the first."""
         return self._sequence
 
-    def append(self, make_payload: object) -> int:
+    def append(self, make_payload: Callable[[int], bytes]) -> int:
         """Appends one record and returns its sequence number.
 
         ``make_payload(sequence)`` gives its bytes. Raises ``OSError`` if the disk is full; the file
@@ -48,7 +48,7 @@ class SpoolWriter:
         """
         with self._lock:
             sequence = self._sequence + 1
-            payload = make_payload(sequence)  # type: ignore[operator]
+            payload = make_payload(sequence)
             if len(payload) > MAX_PAYLOAD:
                 raise ValueError("an event of %d bytes is over the limit of %d" % (len(payload), MAX_PAYLOAD))
             checksum = zlib.crc32(payload, zlib.crc32(struct.pack("<Q", sequence)))
