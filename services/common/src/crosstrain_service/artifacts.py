@@ -79,7 +79,7 @@ class ArtifactStore:
             _sync_directory(folder)
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                raise CrosstrainError("STORAGE_FULL", "no room to store an artifact of %d bytes" % size)
+                raise CrosstrainError("STORAGE_FULL", "no room to store an artifact of %d bytes" % size) from error
             raise
         finally:
             if temporary is not None:
@@ -121,9 +121,9 @@ class ArtifactStore:
         path = self.require(digest, field)
         try:
             value = np.load(path, mmap_mode="r", allow_pickle=False)
-        except (ValueError, OSError, EOFError) as error:
+        except Exception as error:  # a hostile header makes NumPy raise many kinds
             raise CrosstrainError("INVALID_DATA", "%s: artifact %s is no .npy file: %s"
-                                  % (field, digest, type(error).__name__), field)
+                                  % (field, digest, type(error).__name__), field) from error
         if not isinstance(value, np.ndarray):
             raise CrosstrainError("INVALID_DATA", "%s: artifact %s holds no single array" % (field, digest), field)
         return value

@@ -4,13 +4,25 @@ A feature that an engine does not list is unsupported. A run is refused before a
 starts if it needs an unsupported feature; nothing degrades silently.
 """
 
-from typing import Dict, Iterable, List, NamedTuple, Set
+from typing import Dict, Iterable, List, NamedTuple, Optional, Set
 
 from .errors import CrosstrainError
 from .model import (
-    BatchNorm, Convolution, Dense, Dropout, Flatten, LocalResponseNorm, Model, Pad, Pool, Relu,
+    BatchNorm,
+    Convolution,
+    Dense,
+    Dropout,
+    Flatten,
+    LocalResponseNorm,
+    Model,
+    Pad,
+    Pool,
+    Relu,
 )
 from .training import Execution, Training
+
+#: Learning rates looked at together.
+_CHUNK = 1 << 20
 
 EXACT = "exact"
 EMULATED = "emulated"
@@ -88,7 +100,8 @@ COMMON: Dict[str, Feature] = {
 }
 
 
-def declare(exact: Iterable[str] = (), emulated: Dict[str, str] = None, unsupported: Dict[str, str] = None) -> Dict[str, Feature]:
+def declare(exact: Iterable[str] = (), emulated: Optional[Dict[str, str]] = None,
+            unsupported: Optional[Dict[str, str]] = None) -> Dict[str, Feature]:
     """A feature table from names: ``emulated`` and ``unsupported`` map names to notes.
 
     Raises ``ValueError`` on a name that is not in :data:`FEATURES`.
@@ -148,7 +161,7 @@ def features_of_training(training: Training) -> Set[str]:
     if training.clip_norm:
         needed.add("clip.global_norm")
     rates = training.learning_rates
-    if len(rates) and (rates != rates[0]).any():
+    if any((rates[start:start + _CHUNK] != rates[0]).any() for start in range(0, len(rates), _CHUNK)):
         needed.add("schedule.per_step")
     return needed
 

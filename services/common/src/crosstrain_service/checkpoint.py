@@ -27,11 +27,11 @@ class Position(NamedTuple):
     next_step: int = 0
     loss_sum: float = 0.0  # over the samples of the unfinished epoch
     loss_samples: int = 0
+    epoch_seconds: float = 0.0  # of the unfinished epoch
     train_seconds: float = 0.0
     best_loss: Optional[float] = None
     bad_epochs: int = 0
     stopped_early: bool = False
-    epoch_ended: bool = False  # whether the epoch that ends at next_step was evaluated
     test_loss: Optional[float] = None
     test_accuracy: Optional[float] = None
 
@@ -63,7 +63,7 @@ class CheckpointStore:
         except OSError as error:
             _remove(temporary)
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                raise CrosstrainError("STORAGE_FULL", "no room for a checkpoint of %d bytes" % len(data))
+                raise CrosstrainError("STORAGE_FULL", "no room for a checkpoint of %d bytes" % len(data)) from error
             raise
         for name in self._names()[KEEP:]:
             _remove(os.path.join(self._folder, name))
@@ -79,8 +79,9 @@ class CheckpointStore:
             if hashlib.sha256(data).hexdigest() != match.group(2):
                 continue
             state, metadata = weights.from_bytes(data)
-            fields = json.loads(metadata["position"])  # type: Dict[str, Any]
-            return Position(**fields), state, match.group(2)
+            fields: Dict[str, Any] = json.loads(metadata["position"])
+            known = {key: value for key, value in fields.items() if key in Position._fields}
+            return Position(**known), state, match.group(2)
         return None
 
     def newest_step(self) -> int:

@@ -9,6 +9,7 @@ import re
 from typing import Any, Callable, Dict, Optional, Tuple
 
 import numpy as np
+
 from crosstrain_protos.v1 import data_pb2, model_pb2, training_pb2
 
 from . import model as plain
@@ -16,9 +17,13 @@ from .cores import available_cores
 from .errors import CrosstrainError, invalid_field
 from .training import EarlyStopping, Execution, Rule, Training, WeightDecay
 
-_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$")
-_LAYER_NAME = re.compile(r"^[A-Za-z][A-Za-z0-9_]{0,63}$")
-_DIGEST = re.compile(r"^[0-9a-f]{64}$")
+# \Z, not $, which would let a line break at the end pass.
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}\Z")
+_LAYER_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}\Z")
+_DIGEST = re.compile(r"[0-9a-f]{64}\Z")
+_COMPILER = re.compile(r"[a-z0-9_.:-]{1,64}\Z")
+#: Learning rates checked at a time: a run of very many steps must not need memory several times their size.
+_CHUNK = 1 << 20
 MAX_LAYERS = 1000
 MAX_SIZE = 1 << 24
 MAX_SEED = 2 ** 31 - 1
@@ -177,7 +182,11 @@ def dataset(message: data_pb2.Dataset, network: plain.Model, field: str) -> data
     if message.classes > network.classes:
         raise CrosstrainError("INVALID_DATA", "the data has %d classes, the model %d"
                               % (message.classes, network.classes), field + ".classes")
-    _real(message.divisor, field + ".divisor", above=0.0)
+    divisor = _real(message.divisor, field + ".divisor", above=0.0)
+    with np.errstate(over="ignore"):
+        single = np.float32(divisor)
+    if not (np.isfinite(single) and single > 0):
+        raise invalid_field(field + ".divisor", "%r is no positive number in single precision" % divisor)
     return message
 
 
@@ -216,7 +225,8 @@ def execution(message: training_pb2.Execution, field: str = "execution") -> Exec
     )
 
 
-def training(message: training_pb2.Training, learning_rates: np.ndarray, native: bool = False, field: str = "training") -> Training:
+def training(message: training_pb2.Training, learning_rates: np.ndarray, native: bool = False,
+             field: str = "training") -> Training:
     """Training settings; ``learning_rates`` is the array named by its digest (or an empty one)."""
     decay = None
     if message.HasField("weight_decay"):
@@ -240,10 +250,15 @@ def training(message: training_pb2.Training, learning_rates: np.ndarray, native:
     rates = np.asarray(learning_rates)
     if rates.dtype != np.float64 or rates.ndim != 1:
         raise invalid_field(field + ".learning_rates_digest", "not a one-dimensional float64 array")
-    if rates.size and not (np.isfinite(rates).all() and (rates > 0).all()):
-        bad = int(np.flatnonzero(~(np.isfinite(rates) & (rates > 0)))[0])
-        raise invalid_field(field + ".learning_rates_digest", "step %d has the learning rate %r; it must be greater "
-                            "than 0" % (bad, float(rates[bad])))
+    if rates.size > MAX_STEPS:
+        raise invalid_field(field + ".learning_rates_digest", "%d learning rates, at most %d" % (rates.size, MAX_STEPS))
+    for start in range(0, rates.size, _CHUNK):
+        part = rates[start:start + _CHUNK]
+        good = np.isfinite(part) & (part > 0)
+        if not good.all():
+            bad = start + int(np.flatnonzero(~good)[0])
+            raise invalid_field(field + ".learning_rates_digest", "step %d has the learning rate %r; it must be "
+                                "greater than 0" % (bad, float(rates[bad])))
     return Training(
         epochs=_within(message.epochs, 1, MAX_SIZE, field + ".epochs"),
         max_steps=_within(message.max_steps, 0, MAX_STEPS, field + ".max_steps"),
@@ -289,7 +304,7 @@ def _rule(message: training_pb2.Optimizer, native: bool, field: str) -> Rule:
 
 
 def _compiler(value: str, field: str) -> str:
-    if value and not re.match(r"^[a-z0-9_.:-]{1,64}$", value):
+    if value and not _COMPILER.match(value):
         raise invalid_field(field, "%r is not a compiler name" % value[:80])
     return value
 
@@ -304,7 +319,8 @@ def _within(value: int, low: int, high: int, field: str) -> int:
     return int(value)
 
 
-def _real(value: float, field: str, low: Optional[float] = None, above: Optional[float] = None, below: Optional[float] = None) -> float:
+def _real(value: float, field: str, low: Optional[float] = None, above: Optional[float] = None,
+          below: Optional[float] = None) -> float:
     if not math.isfinite(value):
         raise invalid_field(field, "%r is not a finite number" % value)
     if low is not None and value < low:
@@ -316,7 +332,8 @@ def _real(value: float, field: str, low: Optional[float] = None, above: Optional
     return float(value)
 
 
-def _optional(message: Any, name: str, field: str, low: Optional[float] = None, above: Optional[float] = None, below: Optional[float] = None) -> Optional[float]:
+def _optional(message: Any, name: str, field: str, low: Optional[float] = None, above: Optional[float] = None,
+              below: Optional[float] = None) -> Optional[float]:
     if not message.HasField(name):
         return None
     return _real(getattr(message, name), "%s.%s" % (field, name), low, above, below)

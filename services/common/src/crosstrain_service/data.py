@@ -6,6 +6,7 @@ import time
 from typing import Any, Iterator, Tuple
 
 import numpy as np
+
 from crosstrain_protos.v1 import data_pb2
 
 from .artifacts import ArtifactStore
@@ -48,8 +49,9 @@ class Samples:
     def inputs(self, rows: Any) -> np.ndarray:
         """Network inputs of some rows: float32(pixels) / float32(divisor), C-contiguous (B, ...)."""
         if self._table is not None:
-            return self._table[self.pixels[rows]]
-        return np.asarray(self.pixels[rows], dtype=np.float32) / self._divisor
+            return np.ascontiguousarray(self._table[self.pixels[rows]])
+        # A stored array may be in Fortran order; what is handed out never is.
+        return np.ascontiguousarray(np.asarray(self.pixels[rows], dtype=np.float32) / self._divisor)
 
 
 class Feed:
@@ -133,7 +135,7 @@ class StepClock:
     """What is known of batches handed out whose step is not done yet."""
 
     def __init__(self) -> None:
-        self._entries = {}  # type: dict
+        self._entries: dict = {}
 
     def waited(self, step: int, samples: int, seconds: float) -> None:
         """Notes a batch."""
@@ -150,9 +152,9 @@ class Prefetch:
     _END = object()
 
     def __init__(self, source: Iterator[Any], depth: int) -> None:
-        self._queue = queue.Queue(depth)  # type: queue.Queue
+        self._queue: queue.Queue = queue.Queue(depth)
         self._closed = False
-        self._error = None  # type: Any
+        self._error: Any = None
         self._thread = threading.Thread(target=self._run, args=(source,), name="prefetch", daemon=True)
         self._thread.start()
 

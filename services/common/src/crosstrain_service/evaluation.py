@@ -57,7 +57,7 @@ def population_statistics(engine: Engine, model: Model, samples: Samples, rows: 
     """
     if not model.layers_of(BatchNorm):
         return {}
-    totals = {}  # type: Dict[str, Tuple[np.ndarray, np.ndarray]]
+    totals: Dict[str, Tuple[np.ndarray, np.ndarray]] = {}
     count = 0
     for x in inputs(samples, rows, dtype, batch):
         size = len(x)

@@ -3,12 +3,14 @@
 Written once; an engine only iterates (see ``engine.Loop``).
 """
 
+import collections
 import math
 import threading
 import time
-from typing import Any, Iterator, List, Optional
+from typing import Any, Deque, Iterator, List, Optional, Tuple
 
 import numpy as np
+
 from crosstrain_protos.v1 import run_pb2
 
 from . import evaluation
@@ -61,7 +63,7 @@ class TrainingLoop(Loop):
         while self.step < feed.total_steps and not self.position.stopped_early:
             index, first = divmod(self.step, feed.steps_per_epoch)
             if first == 0:
-                self.position = self.position._replace(loss_sum=0.0, loss_samples=0)
+                self.position = self.position._replace(loss_sum=0.0, loss_samples=0, epoch_seconds=0.0)
             count = min(feed.steps_per_epoch - first, feed.total_steps - self.step)
             before = self.step
             self._epoch_seconds = 0.0
@@ -78,6 +80,8 @@ class TrainingLoop(Loop):
         step = self.step
         samples, waited = self._clock.take(step)
         elapsed = now - self._mark
+        # A framework that pulls its batch early has waited for it in an earlier step.
+        waited = min(waited, max(0.0, elapsed - copy_seconds - sync_seconds))
         value = loss if self._lazy else float(loss)
         self.step = step + 1
         if step == self._first:
@@ -90,7 +94,10 @@ class TrainingLoop(Loop):
         self._carried = 0.0
         self._mark = time.perf_counter()
         every = self._execution.checkpoint_every_steps
-        if every and self.step % every == 0 and self.step % self._feed.steps_per_epoch:
+        # The last step of an epoch is followed by a checkpoint anyway, after the evaluation: one before it
+        # would make a run that is resumed from it skip the evaluation.
+        last = self.step % self._feed.steps_per_epoch == 0 or self.step == self._feed.total_steps
+        if every and self.step % every == 0 and not last:
             # The records come first: a checkpoint must never be ahead of what is on disk.
             self._recorder.flush()
             self._account()
@@ -105,19 +112,19 @@ class TrainingLoop(Loop):
         position = self.position
         self.position = position._replace(
             next_step=self.step, loss_sum=position.loss_sum + loss, loss_samples=position.loss_samples + samples,
+            epoch_seconds=position.epoch_seconds + self._epoch_seconds,
             train_seconds=position.train_seconds + self._epoch_seconds)
         self._epoch_seconds = 0.0
 
     def _end_epoch(self, index: int) -> None:
         self._engine.synchronize()
         self._recorder.flush()
-        seconds = self._epoch_seconds
         self._account()
         position = self.position
         begin = time.perf_counter()
         event = run_pb2.EpochEnded(
-            epoch=index, train_loss=position.loss_sum / max(1, position.loss_samples), train_seconds=seconds,
-            last_step=self.step - 1)
+            epoch=index, train_loss=position.loss_sum / max(1, position.loss_samples),
+            train_seconds=position.epoch_seconds, last_step=self.step - 1)
         self.refresh_statistics()
         stopping = self._training.early_stopping
         if stopping is not None:
@@ -126,7 +133,7 @@ class TrainingLoop(Loop):
             event.validation_loss = result.loss
             event.validation_accuracy = result.correct / result.samples
             best = position.best_loss
-            better = best is None or result.loss < best - stopping.min_delta
+            better = math.isfinite(result.loss) and (best is None or result.loss < best - stopping.min_delta)
             bad = 0 if better else position.bad_epochs + 1
             position = position._replace(best_loss=result.loss if better else best, bad_epochs=bad,
                                          stopped_early=bad >= stopping.patience)
@@ -152,6 +159,8 @@ class TrainingLoop(Loop):
 
     def _save(self) -> None:
         begin = time.perf_counter()
+        # A crash of the machine must not leave a checkpoint whose step records are lost.
+        self._events.spool.sync()
         digest = self._checkpoints.save(self.position, self._engine.state())
         self._events.emit(checkpoint_saved=run_pb2.CheckpointSaved(
             next_step=self.position.next_step, digest=digest, seconds=time.perf_counter() - begin))
@@ -168,13 +177,14 @@ class _Recorder:
         self._events = events
         self._rates = rates
         self._steps_per_epoch = steps_per_epoch
-        self._pending = []  # type: List[tuple]
+        # A deque, since the training thread appends while the writing thread takes: both are atomic.
+        self._pending: Deque[Tuple[Any, ...]] = collections.deque()
         self._loss_sum = 0.0
         self._loss_samples = 0
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._wake = threading.Event()
-        self._error = None  # type: Optional[BaseException]
+        self._error: Optional[BaseException] = None
         self._thread = threading.Thread(target=self._run, name="records", daemon=True)
         self._thread.start()
 
@@ -201,7 +211,9 @@ class _Recorder:
     def flush(self) -> None:
         """Writes what has been gathered; raises ``NOT_FINITE`` for a loss that is not finite."""
         with self._lock:
-            records, self._pending = self._pending, []
+            if self._error is not None:
+                raise self._error
+            records: List[Tuple[Any, ...]] = [self._pending.popleft() for _ in range(len(self._pending))]
             if not records:
                 return
             columns = list(zip(*records))
@@ -222,11 +234,13 @@ class _Recorder:
                 self._loss_sum += loss * record[8]
                 self._loss_samples += record[8]
                 if not math.isfinite(loss):
-                    raise CrosstrainError(
+                    # Kept, so that nothing goes on from here in whichever thread it was found.
+                    self._error = CrosstrainError(
                         "NOT_FINITE", "the loss of step %d is %r: training diverged; try a smaller learning rate "
                         "or gradient clipping" % (record[0], loss), "training.optimizer")
+                    raise self._error
 
-    def take_sums(self) -> tuple:
+    def take_sums(self) -> Tuple[float, int]:
         """Loss times samples, and samples, since the last call."""
         with self._lock:
             result = (self._loss_sum, self._loss_samples)

@@ -3,7 +3,7 @@
 Everything comes from NumPy's ``RandomState``, whose streams are frozen for all versions.
 """
 
-from typing import Dict, List, Tuple
+from typing import Dict, List, Tuple, cast
 
 import numpy as np
 
@@ -47,7 +47,7 @@ def dropout_masks(model: Model, samples: int, step: int, seed: int, dtype: type 
     """
     masks = {}
     inputs = None
-    for index, layer in enumerate(model.layers_of(Dropout)):
+    for index, layer in enumerate(cast(List[Dropout], model.layers_of(Dropout))):
         inputs = inputs or model.input_shapes()
         random = np.random.RandomState([seed & 0xFFFFFFFF, step, index])
         keep = random.random_sample((samples,) + inputs[layer.name]) >= layer.rate

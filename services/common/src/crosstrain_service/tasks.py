@@ -6,6 +6,7 @@ import time
 from typing import Any, Callable, Dict, NamedTuple, Optional, Tuple, Type
 
 import numpy as np
+
 from crosstrain_protos.v1 import run_pb2, training_pb2
 
 from . import convert, evaluation, fingerprint, gpu, weights
@@ -13,7 +14,7 @@ from .artifacts import ArtifactStore
 from .checkpoint import CheckpointStore, Position
 from .data import Feed, Samples
 from .engine import Arrays, Engine
-from .errors import CrosstrainError
+from .errors import CrosstrainError, invalid_field, without_paths
 from .events import EventLog
 from .loop import TrainingLoop
 from .model import BatchNorm, Model
@@ -60,12 +61,16 @@ def train(work: Work) -> None:
         "data.train.pixels_digest": spec.train.pixels_digest,
         "data.train.labels_digest": spec.train.labels_digest,
         "data.test.pixels_digest": spec.test.pixels_digest,
+        "data.test.labels_digest": spec.test.labels_digest,
         "weights.initial_digest": spec.initial_weights_digest,
         "training.learning_rates_digest": spec.training.learning_rates_digest,
         "training.seed": str(training.seed),
         "training.batch_size": str(training.batch_size),
         "training.max_steps": str(training.max_steps),
         "training.epochs": str(training.epochs),
+        "training.drop_last": str(training.drop_last).lower(),
+        "training.keep_order": str(training.keep_order).lower(),
+        "training.early_stopping": _stopping(training),
     })
     work.events.emit(setup_done=run_pb2.SetupDone(import_seconds=work.import_seconds, build_seconds=built))
     loop = TrainingLoop(engine, model, training, execution, feed, samples, test, dtype, work.events,
@@ -93,6 +98,15 @@ def train(work: Work) -> None:
         gpu_utilization_median_percent=telemetry.utilization_median())
     engine.close()
     work.events.emit(result=result)
+
+
+def _stopping(training: Training) -> str:
+    """Early stopping in words; empty without it."""
+    stopping = training.early_stopping
+    if stopping is None:
+        return ""
+    return "validation share %r, patience %d, min_delta %r" % (
+        stopping.validation_share, stopping.patience, stopping.min_delta)
 
 
 def evaluate(work: Work) -> None:
@@ -142,7 +156,8 @@ def probe(work: Work) -> None:
         except OSError:
             raise
         except Exception as error:  # whatever a framework raises belongs to the case
-            failure = CrosstrainError("ENGINE_FAILED", "%s: %s" % (type(error).__name__, str(error)[:1000]))
+            failure = CrosstrainError(
+                "ENGINE_FAILED", without_paths("%s: %s" % (type(error).__name__, str(error)[:1000])))
         else:
             continue
         work.events.emit(probe_recorded=run_pb2.ProbeRecorded(
@@ -155,6 +170,9 @@ def _probe_case(work: Work, case: run_pb2.ProbeCase, execution: Execution) -> An
     dtype = _dtype(execution)
     samples = Samples(work.artifacts, case.train, "train")
     feed = Feed(samples, model, training, dtype)
+    for step in case.steps:
+        if not 0 <= step < feed.total_steps:
+            raise invalid_field("steps", "step %d is not within 0 to %d" % (step, feed.total_steps - 1))
     engine = work.engine(model, training, execution)
     engine.load_parameters(_initial(work.artifacts, case.initial_weights_digest, model)[0])
 
@@ -162,8 +180,7 @@ def _probe_case(work: Work, case: run_pb2.ProbeCase, execution: Execution) -> An
         remaining, epoch = feed.total_steps, 0
         while remaining > 0:
             count = min(remaining, feed.steps_per_epoch)
-            for batch in feed.batches(epoch, 0, count):
-                yield batch
+            yield from feed.batches(epoch, 0, count)
             remaining, epoch = remaining - count, epoch + 1
 
     for step, tensors in record_steps(engine, batches(), set(case.steps)):
@@ -192,7 +209,7 @@ def _dtype(execution: Execution) -> Any:
 
 def _training(artifacts: ArtifactStore, message: training_pb2.Training, execution: Execution) -> Training:
     rates = artifacts.array(message.learning_rates_digest, "training.learning_rates_digest")
-    return convert.training(message, np.array(rates), execution.native)
+    return convert.training(message, rates, execution.native)
 
 
 def _idle_training() -> Training:
@@ -212,11 +229,11 @@ def _fingerprint(work: Work, engine: Engine, execution: Execution, extra: Dict[s
     table = fingerprint.facts(work.engine.info(), execution)
     table.update(("maths." + name, value) for name, value in engine.fingerprint().items())
     table.update((name, value) for name, value in extra.items() if value)
-    work.events.emit(fingerprint=run_pb2.Fingerprint(facts=table))
+    work.events.emit(fingerprint=run_pb2.Fingerprint(facts=fingerprint.clean(table)))
 
 
-TASKS = {
+TASKS: Dict[int, Callable[[Work], None]] = {
     run_pb2.RUN_KIND_TRAIN: train,
     run_pb2.RUN_KIND_EVALUATE: evaluate,
     run_pb2.RUN_KIND_PROBE: probe,
-}  # type: Dict[int, Callable[[Work], None]]
+}

@@ -3,7 +3,7 @@
 import json
 import struct
 from collections import OrderedDict
-from typing import Dict, Iterable, Mapping, Tuple
+from typing import Dict, Iterable, Mapping, Optional, Tuple
 
 import numpy as np
 from safetensors import SafetensorError
@@ -47,7 +47,7 @@ def initial_parameters(model: Model, seed: int) -> Dict[str, np.ndarray]:
     return parameters
 
 
-def to_bytes(arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str] = None) -> bytes:
+def to_bytes(arrays: Mapping[str, np.ndarray], metadata: Optional[Mapping[str, str]] = None) -> bytes:
     """A safetensors file holding ``arrays`` (C order, little-endian) and string ``metadata``."""
     ordered = {name: np.ascontiguousarray(value).reshape(np.shape(value)) for name, value in arrays.items()}
     info = {"format": FORMAT}
@@ -68,8 +68,8 @@ def from_bytes(data: bytes) -> Tuple[Dict[str, np.ndarray], Dict[str, str]]:
             raise ValueError("header of %d bytes in a file of %d" % (length, len(data)))
         header = json.loads(data[8:8 + length].decode("utf-8"))
         arrays = _load(data)
-    except (SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CrosstrainError("INVALID_WEIGHTS", "not a complete safetensors file: %s" % error)
+    except (SafetensorError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise CrosstrainError("INVALID_WEIGHTS", "not a complete safetensors file: %s" % error) from error
     for name, value in arrays.items():
         if value.dtype.name not in _DTYPES:
             raise CrosstrainError("INVALID_WEIGHTS", "tensor %r has the type %s" % (name, value.dtype.name), name)
@@ -77,7 +77,8 @@ def from_bytes(data: bytes) -> Tuple[Dict[str, np.ndarray], Dict[str, str]]:
     return arrays, {str(key): str(value) for key, value in metadata.items()}
 
 
-def check(arrays: Mapping[str, np.ndarray], shapes: Mapping[str, Tuple[int, ...]], optional: Iterable[str] = ()) -> Dict[str, np.ndarray]:
+def check(arrays: Mapping[str, np.ndarray], shapes: Mapping[str, Tuple[int, ...]],
+          optional: Iterable[str] = ()) -> Dict[str, np.ndarray]:
     """The arrays named in ``shapes``, in its order, as float32 or float64.
 
     Raises ``INVALID_WEIGHTS`` naming the tensor that is missing (unless in ``optional``), left
@@ -106,7 +107,8 @@ def check(arrays: Mapping[str, np.ndarray], shapes: Mapping[str, Tuple[int, ...]
     return result
 
 
-def check_weights(arrays: Mapping[str, np.ndarray], model: Model) -> Tuple[Dict[str, np.ndarray], Dict[str, np.ndarray]]:
+def check_weights(arrays: Mapping[str, np.ndarray], model: Model) -> Tuple[
+        Dict[str, np.ndarray], Dict[str, np.ndarray]]:
     """Parameters and batch norm statistics (perhaps empty) of a weights file for ``model``.
 
     Raises ``INVALID_WEIGHTS`` as :func:`check` does.
