@@ -17,12 +17,18 @@ from crosstrain_protos.v1 import service_pb2
 
 from .capabilities import EMULATED, EXACT, UNSUPPORTED
 from .cores import available_cores
-from .errors import CrosstrainError
+from .errors import CrosstrainError, without_paths
 from .fingerprint import processor
 from .gpu import gpus
 from .training import Execution
 
+#: Longest time an engine may take to describe itself, seconds.
+DESCRIBE_SECONDS = 300.0
+
 Environment = Callable[[str, Execution, str], Dict[str, str]]
+
+#: Begins the line with the description.
+_MARK = "crosstrain-describe "
 
 _SUPPORT = {
     EXACT: service_pb2.SUPPORT_EXACT,
@@ -43,14 +49,19 @@ def _describe(package: str, name: str, environment: Environment) -> service_pb2.
         variables = dict(os.environ)
         # With a GPU the framework must see it, or it would declare that it has none.
         variables.update(environment(name, Execution(device="cuda" if gpus() else "cpu"), folder))
-        process = subprocess.run([sys.executable, "-m", "crosstrain_service.describe", package, name],
-                                 stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=variables)
-    lines = process.stdout.decode("utf-8", "replace").splitlines()
-    if process.returncode == 0 and lines:
-        return _from_json(json.loads(lines[-1]))
+        command = [sys.executable, "-m", "crosstrain_service.describe", package, name]
+        try:
+            process = subprocess.run(command, capture_output=True, env=variables, timeout=DESCRIBE_SECONDS)
+        except subprocess.TimeoutExpired:
+            return service_pb2.EngineDescription(
+                name=name, unavailable_reason="importing its framework took over %d seconds" % DESCRIBE_SECONDS)
+    # Frameworks may print as well, before and after.
+    for line in process.stdout.decode("utf-8", "replace").splitlines():
+        if process.returncode == 0 and line.startswith(_MARK):
+            return _from_json(json.loads(line[len(_MARK):]))
     errors = [line for line in process.stderr.decode("utf-8", "replace").splitlines() if line.strip()]
-    return service_pb2.EngineDescription(
-        name=name, unavailable_reason=errors[-1][:500] if errors else "describing it failed")
+    reason = without_paths(errors[-1])[:500] if errors else ""
+    return service_pb2.EngineDescription(name=name, unavailable_reason=reason or "describing it failed")
 
 
 def devices() -> List[service_pb2.DeviceDescription]:
@@ -84,7 +95,7 @@ def main() -> int:
     except CrosstrainError as error:
         print(error.message, file=sys.stderr)
         return 1
-    print(json.dumps({
+    print("\n" + _MARK + json.dumps({
         "name": info.name, "version": info.version, "libraries": info.libraries,
         "features": {key: [feature.support, feature.note] for key, feature in info.features.items()},
     }))

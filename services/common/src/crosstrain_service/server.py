@@ -12,23 +12,30 @@ from concurrent import futures
 from typing import List, Optional
 
 import grpc
-from crosstrain_protos.v1 import (
-    artifact_pb2, artifact_pb2_grpc, coordinator_pb2, coordinator_pb2_grpc, service_pb2, service_pb2_grpc,
-)
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
+
+from crosstrain_protos.v1 import (
+    artifact_pb2,
+    artifact_pb2_grpc,
+    coordinator_pb2,
+    coordinator_pb2_grpc,
+    service_pb2,
+    service_pb2_grpc,
+)
 
 from .artifacts import ArtifactStore
 from .describe import describe_package, devices
 from .rundir import write_file
 from .runs import RunManager
-from .servicer import ArtifactServicer, TrainingServicer
+from .servicer import MAX_WATCHERS, ArtifactServicer, TrainingServicer
 
 _LOG = logging.getLogger("crosstrain.service")
 #: No message of the API is larger.
 MAX_MESSAGE = 4 << 20
-#: Calls served at the same time; every watcher takes one.
-WORKERS = 64
+#: Calls served at the same time: more than there may be watchers, which take one each, so that a
+#: watcher never keeps another call waiting.
+WORKERS = MAX_WATCHERS + 32
 
 
 def parser() -> argparse.ArgumentParser:
@@ -134,7 +141,7 @@ def _lock_state(folder: str) -> int:
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
-        raise SystemExit("another service uses the state folder %s" % folder)
+        raise SystemExit("another service uses the state folder %s" % folder) from None
     return handle
 
 

@@ -1,12 +1,13 @@
 """The gRPC services of a training service: validation at the boundary, nothing else."""
 
 import functools
+import threading
 import time
-from typing import Any, Callable, Dict, Iterator, List, Optional, Set
+from typing import Any, Callable, Dict, Iterator, List, Optional, Set, Tuple
 
 import grpc
-import numpy as np
-from crosstrain_protos.v1 import artifact_pb2, artifact_pb2_grpc, run_pb2, service_pb2, service_pb2_grpc
+
+from crosstrain_protos.v1 import artifact_pb2, artifact_pb2_grpc, run_pb2, service_pb2, service_pb2_grpc, training_pb2
 
 from . import __version__, capabilities, convert, weights
 from .artifacts import ArtifactStore
@@ -15,7 +16,7 @@ from .errors import CrosstrainError, invalid_field
 from .events import ENDED
 from .model import Model
 from .rundir import StoredRequest
-from .runs import RunManager
+from .runs import RunManager, RunRecord
 from .spool import SpoolReader
 from .status import abort
 from .training import Execution
@@ -23,6 +24,10 @@ from .training import Execution
 MAX_CASES = 500
 #: A watcher looks for new events this often, seconds.
 _WATCH_SECONDS = 0.01
+#: The same while the run waits for its device.
+_WATCH_QUEUED_SECONDS = 0.1
+#: Streams of WatchRun open at the same time.
+MAX_WATCHERS = 160
 #: Bytes of events in one message of a watched stream.
 _WATCH_BYTES = 1 << 20
 
@@ -37,6 +42,11 @@ _SUPPORT = {
 def features_of(description: service_pb2.EngineDescription) -> Dict[str, Feature]:
     """The feature table of a described engine."""
     return {item.name: Feature(_SUPPORT[item.support], item.note) for item in description.features}
+
+
+def _uses_gpu(engine: service_pb2.EngineDescription) -> bool:
+    feature = features_of(engine).get("device.cuda")
+    return feature is not None and feature.support != capabilities.UNSUPPORTED
 
 
 def guarded(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -55,8 +65,7 @@ def guarded_stream(method: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(method)
     def call(self: Any, request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
         try:
-            for item in method(self, request, context):
-                yield item
+            yield from method(self, request, context)
         except Exception as error:
             abort(context, error)
     return call
@@ -72,7 +81,8 @@ class TrainingServicer(service_pb2_grpc.TrainingServiceServicer):
         self._devices = devices
         self._runs = runs
         self._artifacts = artifacts
-        self._checked = set()  # type: Set[tuple]
+        self._checked: Set[Tuple[Any, ...]] = set()
+        self._watchers = threading.BoundedSemaphore(MAX_WATCHERS)
 
     @guarded
     def Describe(self, request: Any, context: Any) -> service_pb2.DescribeResponse:
@@ -88,7 +98,7 @@ class TrainingServicer(service_pb2_grpc.TrainingServiceServicer):
         convert.dataset(spec.train, model, "spec.train")
         if spec.HasField("test"):
             convert.dataset(spec.test, model, "spec.test")
-        execution = self.execution(spec.execution)
+        execution = self.execution(spec.execution, _uses_gpu(engine))
         needed = self._needs_of_training(spec.training, execution, model, "spec.training")
         capabilities.require(engine.name, features_of(engine), needed)
         if spec.training.batch_size > spec.train.samples:
@@ -108,7 +118,7 @@ class TrainingServicer(service_pb2_grpc.TrainingServiceServicer):
         engine = self._engine(request)
         model = convert.model(spec.model, "spec.model")
         convert.dataset(spec.test, model, "spec.test")
-        execution = self.execution(spec.execution)
+        execution = self.execution(spec.execution, _uses_gpu(engine))
         capabilities.require(engine.name, features_of(engine), capabilities.features_of_model(model)
                              | capabilities.features_of_execution(execution))
         if not 0 <= spec.batch_size <= convert.MAX_SIZE:
@@ -126,7 +136,7 @@ class TrainingServicer(service_pb2_grpc.TrainingServiceServicer):
     def Probe(self, request: service_pb2.ProbeRequest, context: Any) -> service_pb2.ProbeResponse:
         spec = request.spec
         engine = self._engine(request)
-        execution = self.execution(spec.execution)
+        execution = self.execution(spec.execution, _uses_gpu(engine))
         if not 1 <= len(spec.cases) <= MAX_CASES:
             raise invalid_field("spec.cases", "%d cases; 1 to %d are possible" % (len(spec.cases), MAX_CASES))
         names = set()
@@ -141,6 +151,11 @@ class TrainingServicer(service_pb2_grpc.TrainingServiceServicer):
             convert.dataset(case.train, model, field + ".train")
             if case.HasField("test"):
                 convert.dataset(case.test, model, field + ".test")
+            for part in ("train", "test"):
+                if case.HasField(part):
+                    data = getattr(case, part)
+                    self._artifacts.require(data.pixels_digest, "%s.%s.pixels_digest" % (field, part))
+                    self._artifacts.require(data.labels_digest, "%s.%s.labels_digest" % (field, part))
             needed |= self._needs_of_training(case.training, execution, model, field + ".training")
             self._check_weights(case.initial_weights_digest, model, field + ".initial_weights_digest")
         capabilities.require(engine.name, features_of(engine), needed)
@@ -173,28 +188,43 @@ class TrainingServicer(service_pb2_grpc.TrainingServiceServicer):
         record = self._runs.get(request.run_id)
         if request.after_sequence < 0:
             raise invalid_field("after_sequence", "%d is negative" % request.after_sequence)
+        if not self._watchers.acquire(blocking=False):
+            raise CrosstrainError("LIMIT_EXCEEDED", "%d streams are open already; try again later" % MAX_WATCHERS)
+        try:
+            yield from self._events(record, request.after_sequence, context)
+        finally:
+            self._watchers.release()
+
+    def _events(self, record: RunRecord, after: int, context: grpc.ServicerContext) -> Iterator[
+            service_pb2.WatchRunResponse]:
         reader = SpoolReader(record.directory.spool)
         while context.is_active():
-            records = reader.read(request.after_sequence, _WATCH_BYTES)
+            records = reader.read(after, _WATCH_BYTES)
             if records:
                 events = [run_pb2.RunEvent.FromString(payload) for _, payload in records]
                 yield service_pb2.WatchRunResponse(events=events)
                 last = events[-1]
                 if last.WhichOneof("event") == "state_changed" and last.state_changed.state in ENDED:
                     return
-            elif record.run.state in ENDED and reader.last_sequence >= record.refresh().last_sequence:
-                return
             else:
-                time.sleep(_WATCH_SECONDS)
+                run = record.refresh()
+                if run.state in ENDED and reader.last_sequence >= run.last_sequence:
+                    return
+                queued = run.state == run_pb2.RUN_STATE_QUEUED
+                time.sleep(_WATCH_QUEUED_SECONDS if queued else _WATCH_SECONDS)
 
     @guarded
     def CancelRun(self, request: service_pb2.CancelRunRequest, context: Any) -> service_pb2.CancelRunResponse:
         return service_pb2.CancelRunResponse(run=self._runs.cancel(request.run_id))
 
-    def execution(self, message: Any) -> Execution:
-        """Execution settings with the device chosen: a GPU where there is one and none is named."""
-        execution = convert.execution(message, "spec.execution")
+    def execution(self, message: Any, gpu: bool) -> Execution:
+        """Execution settings; an unspecified device becomes a GPU if there is one and ``gpu`` allows it."""
         names = [device.name for device in self._devices]
+        if message.device.kind == training_pb2.DEVICE_KIND_UNSPECIFIED:
+            # Noted in the request, so that the run's process and later fronts use the same.
+            cuda = "cuda:%d" % message.device.index in names and gpu
+            message.device.kind = training_pb2.DEVICE_KIND_CUDA if cuda else training_pb2.DEVICE_KIND_CPU
+        execution = convert.execution(message, "spec.execution")
         name = "%s:%d" % (execution.device, execution.device_index)
         if name not in names:
             raise CrosstrainError("UNSUPPORTED", "spec.execution.device: there is no %s here, only %s"
@@ -212,11 +242,11 @@ class TrainingServicer(service_pb2_grpc.TrainingServiceServicer):
                                   % (engine.name, engine.unavailable_reason), "engine")
         return engine
 
-    def _needs_of_training(self, message: Any, execution: Execution, model: Model, field: str) -> set:
-        path = self._artifacts.array(
+    def _needs_of_training(self, message: Any, execution: Execution, model: Model, field: str) -> Set[str]:
+        rates = self._artifacts.array(
             convert.check_digest(message.learning_rates_digest, field + ".learning_rates_digest"),
             field + ".learning_rates_digest")
-        training = convert.training(message, np.array(path), execution.native, field)
+        training = convert.training(message, rates, execution.native, field)
         return (capabilities.features_of_model(model) | capabilities.features_of_training(training)
                 | capabilities.features_of_execution(execution))
 
@@ -232,7 +262,7 @@ class TrainingServicer(service_pb2_grpc.TrainingServiceServicer):
         except CrosstrainError as error:
             if error.reason != "INVALID_WEIGHTS":
                 raise
-            raise CrosstrainError(error.reason, "%s: %s" % (field, error.message), field)
+            raise CrosstrainError(error.reason, "%s: %s" % (field, error.message), field) from error
         if len(self._checked) >= 1000:
             self._checked.clear()
         self._checked.add(key)
@@ -253,7 +283,7 @@ class ArtifactServicer(artifact_pb2_grpc.ArtifactServiceServicer):
 
     @guarded
     def Write(self, request: Iterator[artifact_pb2.WriteRequest], context: Any) -> artifact_pb2.WriteResponse:
-        first = next(request, None)  # type: Optional[artifact_pb2.WriteRequest]
+        first: Optional[artifact_pb2.WriteRequest] = next(request, None)
         if first is None or first.WhichOneof("part") != "header":
             raise invalid_field("header", "the first message must be a header")
         header = first.header
