@@ -7,6 +7,7 @@ for path in (HERE, os.path.join(HERE, "engines")):
         sys.path.insert(0, path)
 
 import pytest  # noqa: E402
+
 from support import Service  # noqa: E402
 
 

@@ -10,9 +10,10 @@ import time
 
 import grpc
 import numpy as np
+from google.rpc import error_details_pb2, status_pb2
+
 from crosstrain_protos.v1 import artifact_pb2, artifact_pb2_grpc, data_pb2, run_pb2, service_pb2, service_pb2_grpc
 from crosstrain_service import convert, testing, weights
-from google.rpc import error_details_pb2, status_pb2
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 MODEL = testing.cnn2((1, 8, 8), 4, (2, 3), 5)
@@ -109,8 +110,7 @@ class Service:
     def watch(self, run_id, after=0, timeout=120):
         request = service_pb2.WatchRunRequest(run_id=run_id, after_sequence=after)
         for response in self.training.WatchRun(request, timeout=timeout):
-            for event in response.events:
-                yield event
+            yield from response.events
 
     def run(self, run_id):
         return self.training.GetRun(service_pb2.GetRunRequest(run_id=run_id)).run

@@ -3,6 +3,7 @@
 import os
 
 import numpy as np
+
 from crosstrain_service.checkpoint import CheckpointStore, Position
 
 

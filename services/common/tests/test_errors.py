@@ -6,10 +6,11 @@ import re
 
 import grpc
 import pytest
+from google.rpc import error_details_pb2, status_pb2
+
 from crosstrain_protos.v1 import errors_pb2
 from crosstrain_service import errors, status
 from crosstrain_service.events import error_from_proto
-from google.rpc import error_details_pb2, status_pb2
 
 SOURCE = os.path.join(os.path.dirname(errors.__file__))
 

@@ -9,6 +9,7 @@ import time
 
 import grpc
 import pytest
+
 from crosstrain_protos.v1 import errors_pb2, run_pb2
 from crosstrain_service.spool import SpoolReader, SpoolWriter
 from support import Service, curve, failure

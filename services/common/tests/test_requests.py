@@ -6,6 +6,7 @@ import os
 import grpc
 import numpy as np
 import pytest
+
 from crosstrain_protos.v1 import artifact_pb2, service_pb2
 from crosstrain_service import convert, weights
 from support import MODEL, curve, failure, npy

@@ -6,6 +6,7 @@ import time
 import grpc
 import numpy as np
 import pytest
+
 from crosstrain_protos.v1 import errors_pb2, run_pb2, service_pb2
 from crosstrain_service import weights
 from support import MODEL, curve, failure, npy

@@ -4,6 +4,7 @@ import os
 import threading
 
 import pytest
+
 from crosstrain_service.spool import MAX_PAYLOAD, SpoolReader, SpoolWriter
 
 

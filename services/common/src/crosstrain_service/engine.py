@@ -67,7 +67,8 @@ class Loop(abc.ABC):
         """The epochs to execute, in order; ends early when training is to stop."""
 
     @abc.abstractmethod
-    def step_done(self, loss: Any, correct: Optional[Any] = None, sync_seconds: float = 0.0, copy_seconds: float = 0.0) -> None:
+    def step_done(self, loss: Any, correct: Optional[Any] = None, sync_seconds: float = 0.0,
+                  copy_seconds: float = 0.0) -> None:
         """Reports the next step in order: mean loss of its batch before the update, without penalties.
 
         ``loss`` is anything ``float()`` takes; in mode "speed" it may be converted later, so it must
@@ -179,22 +180,22 @@ class Engine(abc.ABC):
         raise NotImplementedError("engine %s declares no batch normalisation" % self.name)
 
     def statistics(self) -> Arrays:
-        """The evaluation statistics in use: "<layer>.running_mean", "<layer>.running_var" (a variance, without epsilon)."""
+        """The evaluation statistics in use: "<layer>.running_mean" and "<layer>.running_var" (without epsilon)."""
         return {}
 
-    def load_statistics(self, statistics: Mapping[str, np.ndarray]) -> None:
-        """Sets the evaluation statistics."""
+    def load_statistics(self, statistics: Mapping[str, np.ndarray]) -> None:  # noqa: B027
+        """Sets the evaluation statistics; nothing to do without batch norm."""
 
     def fingerprint(self) -> Dict[str, str]:
         """Facts about the maths in use, as configured: threads, determinism, TF32, compiler, BLAS, ..."""
         return {}
 
-    def synchronize(self) -> None:
+    def synchronize(self) -> None:  # noqa: B027
         """Waits until the device has finished all work; nothing to do on a CPU."""
 
     def allocator_peak_bytes(self) -> Optional[int]:
         """Peak memory by the framework's own device allocator, or None."""
         return None
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027
         """Frees what the engine holds; called once at the end."""

@@ -37,16 +37,23 @@ def gpus() -> List[Gpu]:
 
 
 class GpuMeter:
-    """Samples memory of our processes and utilisation of one GPU."""
+    """Samples memory of our processes and utilisation of one GPU.
+
+    What NVML does not give (utilisation of a MIG instance, for example) is None, never an error.
+    """
 
     def __init__(self, index: int) -> None:
         import pynvml
 
         self._nvml = pynvml
         pynvml.nvmlInit()
-        self._handle = pynvml.nvmlDeviceGetHandleByIndex(_physical(index))
+        name = _visible(index)
+        if name.isdigit():
+            self._handle = pynvml.nvmlDeviceGetHandleByIndex(int(name))
+        else:
+            self._handle = pynvml.nvmlDeviceGetHandleByUUID(name)
 
-    def memory_bytes(self, processes: Iterable[int]) -> int:
+    def memory_bytes(self, processes: Iterable[int]) -> Optional[int]:
         """GPU memory held by the given processes, bytes.
 
         Inside a container NVML reports process ids of the host, which cannot be matched; all memory
@@ -54,23 +61,35 @@ class GpuMeter:
         """
         wanted = set(processes)
         used = 0
-        for entry in self._nvml.nvmlDeviceGetComputeRunningProcesses(self._handle):
-            if entry.pid in wanted and entry.usedGpuMemory is not None:
-                used += int(entry.usedGpuMemory)
-        return used or int(self._nvml.nvmlDeviceGetMemoryInfo(self._handle).used)
+        try:
+            for entry in self._nvml.nvmlDeviceGetComputeRunningProcesses(self._handle):
+                if entry.pid in wanted and entry.usedGpuMemory is not None:
+                    used += int(entry.usedGpuMemory)
+            return used or int(self._nvml.nvmlDeviceGetMemoryInfo(self._handle).used)
+        except self._nvml.NVMLError:
+            return None
 
-    def utilization_percent(self) -> float:
+    def utilization_percent(self) -> Optional[float]:
         """Share of the last sampling period with a kernel running, percent."""
-        return float(self._nvml.nvmlDeviceGetUtilizationRates(self._handle).gpu)
+        try:
+            return float(self._nvml.nvmlDeviceGetUtilizationRates(self._handle).gpu)
+        except self._nvml.NVMLError:
+            return None
 
 
-def _physical(index: int) -> int:
-    visible = [part for part in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if part.strip()]
-    if index < len(visible) and visible[index].strip().isdigit():
-        return int(visible[index])
-    return index
+def _visible(index: int) -> str:
+    """Number or UUID of the GPU that CUDA shows this process under ``index``."""
+    visible = [part.strip() for part in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if part.strip()]
+    if index < len(visible) and (visible[index].isdigit() or visible[index].startswith(("GPU-", "MIG-"))):
+        return visible[index]
+    return str(index)
 
 
 def meter(device: str, index: int) -> Optional[GpuMeter]:
-    """A meter for a "cuda" device, None for others."""
-    return GpuMeter(index) if device == "cuda" else None
+    """A meter for a "cuda" device; None for others, and where NVML cannot be used: training goes on without."""
+    if device != "cuda":
+        return None
+    try:
+        return GpuMeter(index)
+    except Exception:  # no library, no driver, or a GPU that NVML does not show
+        return None

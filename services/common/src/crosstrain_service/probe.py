@@ -27,7 +27,8 @@ class SingleStep(Loop):
     def epochs(self) -> Iterator[Epoch]:
         yield _OneBatch(self.batch)
 
-    def step_done(self, loss: Any, correct: Optional[Any] = None, sync_seconds: float = 0.0, copy_seconds: float = 0.0) -> None:
+    def step_done(self, loss: Any, correct: Optional[Any] = None, sync_seconds: float = 0.0,
+                  copy_seconds: float = 0.0) -> None:
         if self.loss is not None:
             raise RuntimeError("the engine reported more than one step")
         self.loss = float(loss)
@@ -37,7 +38,8 @@ class SingleStep(Loop):
         return self.batch.learning_rate
 
 
-def record_steps(engine: Engine, batches: Iterable[Batch], wanted: Collection[int]) -> Iterator[Tuple[int, Dict[str, np.ndarray]]]:
+def record_steps(engine: Engine, batches: Iterable[Batch], wanted: Collection[int]) -> Iterator[
+        Tuple[int, Dict[str, np.ndarray]]]:
     """Trains on ``batches`` one after the other and yields (step, tensors) for the ``wanted`` steps.
 
     Tensor names are those of ``ProbeRecorded.digest``; "loss" is the loss that the training step

@@ -17,7 +17,7 @@ DETAILS_KEY = "grpc-status-details-bin"
 def details(error: CrosstrainError) -> bytes:
     """The serialised ``google.rpc.Status`` of an error."""
     status = status_pb2.Status(code=code_pb2.Code.Value(error.code), message=error.message)
-    parts = [error_details_pb2.ErrorInfo(reason=error.reason, domain=DOMAIN)]  # type: list
+    parts: list = [error_details_pb2.ErrorInfo(reason=error.reason, domain=DOMAIN)]
     if error.field:
         parts[0].metadata["field"] = error.field
     if error.violations:

@@ -9,6 +9,7 @@ import threading
 from typing import List, Optional
 
 import psutil
+
 from crosstrain_protos.v1 import run_pb2
 
 from .events import EventLog
@@ -39,9 +40,10 @@ class Telemetry:
         self._gpu = gpu
         self._process = psutil.Process()
         self._after_import = 0
+        self._peak = 0
         self._ranks_peak = 0
         self._gpu_peak = 0
-        self._utilization = []  # type: List[float]
+        self._utilization: List[float] = []
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="telemetry", daemon=True)
 
@@ -64,9 +66,15 @@ class Telemetry:
     def sample(self) -> run_pb2.ResourceSample:
         """The present values."""
         resident = self._process.memory_info().rss
+        # Where the system keeps no peak, the largest sample is the best that is known.
+        self._peak = max(self._peak, resident, peak_resident_bytes())
         ranks = 0
         pids = [self._process.pid]
-        for child in self._process.children(recursive=True):
+        try:
+            children = self._process.children(recursive=True)
+        except (psutil.Error, OSError):  # a process that ends while the list is made
+            children = []
+        for child in children:
             try:
                 ranks += child.memory_info().rss
                 pids.append(child.pid)
@@ -75,14 +83,17 @@ class Telemetry:
         self._ranks_peak = max(self._ranks_peak, ranks)
         times = self._process.cpu_times()
         sample = run_pb2.ResourceSample(
-            memory_bytes=resident + ranks, memory_peak_bytes=peak_resident_bytes() + self._ranks_peak,
+            memory_bytes=resident + ranks, memory_peak_bytes=self._peak + self._ranks_peak,
             memory_after_import_bytes=self._after_import, cpu_seconds=times.user + times.system)
         if self._gpu is not None:
-            self._gpu_peak = max(self._gpu_peak, self._gpu.memory_bytes(pids))
+            used = self._gpu.memory_bytes(pids)
+            if used is not None:
+                self._gpu_peak = max(self._gpu_peak, used)
+                sample.gpu_memory_peak_bytes = self._gpu_peak
             utilization = self._gpu.utilization_percent()
-            self._utilization.append(utilization)
-            sample.gpu_memory_peak_bytes = self._gpu_peak
-            sample.gpu_utilization_percent = utilization
+            if utilization is not None:
+                self._utilization.append(utilization)
+                sample.gpu_utilization_percent = utilization
         return sample
 
     def utilization_median(self) -> Optional[float]:

@@ -1,11 +1,11 @@
 """Small helpers for the tests of engine packages."""
 
-from typing import Any, Iterator, List, Optional, Sequence
+from typing import Any, Iterator, List, Optional, Sequence, Tuple
 
 import numpy as np
 
 from .engine import Batch, Epoch, Loop
-from .model import Convolution, Dense, Dropout, Flatten, Model, Pool, Relu
+from .model import Convolution, Dense, Dropout, Flatten, Layer, Model, Pool, Relu
 from .streams import dropout_masks
 
 
@@ -32,7 +32,8 @@ class ListLoop(Loop):
         for index, start in enumerate(range(0, len(self._batches), self._per_epoch)):
             yield _ListEpoch(index, self._batches[start:start + self._per_epoch])
 
-    def step_done(self, loss: Any, correct: Optional[Any] = None, sync_seconds: float = 0.0, copy_seconds: float = 0.0) -> None:
+    def step_done(self, loss: Any, correct: Optional[Any] = None, sync_seconds: float = 0.0,
+                  copy_seconds: float = 0.0) -> None:
         self.losses.append(float(loss))
         self.step += 1
 
@@ -40,7 +41,8 @@ class ListLoop(Loop):
         return next(batch.learning_rate for batch in self._batches if batch.step == step)
 
 
-def make_batches(model: Model, count: int, batch_size: int, learning_rate: float = 0.05, seed: int = 0, sparse: bool = True) -> List[Batch]:
+def make_batches(model: Model, count: int, batch_size: int, learning_rate: float = 0.05, seed: int = 0,
+                 sparse: bool = True) -> List[Batch]:
     """Random batches for ``model``; ``sparse`` leaves a blank border and half the pixels exactly 0."""
     random = np.random.RandomState(seed)
     batches = []
@@ -55,9 +57,10 @@ def make_batches(model: Model, count: int, batch_size: int, learning_rate: float
     return batches
 
 
-def cnn2(input_shape: tuple = (1, 28, 28), classes: int = 10, channels: tuple = (32, 64), units: int = 128, dropout: float = 0.0) -> Model:
+def cnn2(input_shape: Tuple[int, ...] = (1, 28, 28), classes: int = 10, channels: Tuple[int, ...] = (32, 64),
+         units: int = 128, dropout: float = 0.0) -> Model:
     """The built-in network cnn2, or a smaller one of the same form."""
-    layers: list = []
+    layers: List[Layer] = []
     for number, width in enumerate(channels, 1):
         layers += [
             Convolution("conv%d" % number, width, (3, 3), (1, 1), (1, 1), (1, 1)),
