@@ -75,7 +75,7 @@ def write_record(record: JobRecord, folder: Path, client: Client) -> Results:
             _write(aside / "evaluation.csv", _evaluations(record.evaluation_runs()))
         _write(aside / "run.log", log_text(record, model))
         _write(aside / "job.yaml", job.document)
-        facts = {run.run_id: run.facts for run in record.runs.values()}
+        facts = {run.run_id: {**run.facts, "run.repeat": str(run.repeat)} for run in record.runs.values()}
         _write(aside / "fingerprints.json", json_text(facts))
         return summary(record)
 
