@@ -1,0 +1,1 @@
+"""Whole jobs on a real coordinator and real services."""
