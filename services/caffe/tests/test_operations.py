@@ -7,6 +7,7 @@ from oracle import RULES, assert_steps_equal, engine, single, training
 from crosstrain_caffe.engine import CaffeEngine
 from crosstrain_service.capabilities import FEATURES, features_of_model
 from crosstrain_service.engine import Batch
+from crosstrain_service.errors import CrosstrainError
 from crosstrain_service.model import (
     BatchNorm,
     Convolution,
@@ -161,3 +162,10 @@ def test_every_feature_is_declared():
     assert all(features[name].support == "exact" for name in features_of_model(model))
     assert features["precision.float64"].support == "unsupported"
     assert Execution().precision == ""
+
+
+def test_a_batch_too_large_for_caffe_is_refused():
+    model = single(Convolution("layer", 2 ** 14, (1, 1), (1, 1), (0, 0), (0, 0)), Relu("relu"), input_shape=(1, 64, 64))
+    with pytest.raises(CrosstrainError, match="layer of a batch of 64 has 4294967296") as caught:
+        CaffeEngine(model, training(RULES["sgd"], batch_size=64), Execution())
+    assert caught.value.reason == "UNSUPPORTED"

@@ -6,7 +6,7 @@ The GPU paths follow Caffe's sources and have not been run on a GPU.
 import ctypes
 import os
 import tempfile
-from typing import Dict
+from typing import Any, Dict
 
 import caffe
 import google.protobuf
@@ -72,8 +72,8 @@ def facts(execution: Execution) -> Dict[str, str]:
     }
 
 
-def _openblas(function: str, kind: type, default):
-    # The library that Caffe is linked with, already loaded.
+def _openblas(function: str, kind: Any, default: Any) -> Any:
+    """What a function without arguments of the BLAS that Caffe is linked with gives."""
     try:
         found = getattr(ctypes.CDLL("libopenblas.so.0"), function)
     except (OSError, AttributeError):

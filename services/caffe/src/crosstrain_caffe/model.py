@@ -47,6 +47,8 @@ X, LABELS, LOSS = "in.x", "in.labels", "loss.mean"
 #: Where a batch norm layer's statistics are, by network; the same name shares them.
 _NORM = {TRAIN: "%s.norm", PREDICT: "%s.fixed", STATISTICS: "%s.batch"}
 
+#: Caffe counts the elements of an array in an int, and ends the process beyond.
+_MAX_BLOB = 2 ** 31 - 1
 _LOWEST = float(np.finfo(np.float32).min)
 
 
@@ -85,8 +87,14 @@ def network(model: Model, batch: int, purpose: str, native: bool, decay: Optiona
     """The network of a model for inputs (batch, ...); ``native`` leaves conventions to Caffe.
 
     ``decay`` decides which parameters Caffe's weight decay applies to; in native semantics all. Raises
-    ``INVALID_FIELD`` for a constant that canonical semantics need, ``UNSUPPORTED`` as ``pooling.plan``.
+    ``INVALID_FIELD`` for a constant that canonical semantics need, ``UNSUPPORTED`` as ``pooling.plan`` and where
+    a batch is too large for Caffe.
     """
+    for name, shape in [("the input", model.input_shape), *model.output_shapes().items()]:
+        size = batch * int(np.prod(shape, dtype=np.int64))
+        if size > _MAX_BLOB:
+            message = "engine caffe does not support more than %d values in one array: %s of a batch of %d has %d"
+            raise CrosstrainError("UNSUPPORTED", message % (_MAX_BLOB, name, batch, size), "training.batch_size")
     return _Builder(model, batch, purpose, native, decay).built
 
 

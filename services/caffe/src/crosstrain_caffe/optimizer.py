@@ -21,7 +21,7 @@ gammas and betas too, and nothing is rescaled.
 
 import math
 from collections import OrderedDict
-from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Tuple
 
 import numpy as np
 from caffe import _crosstrain
@@ -152,7 +152,9 @@ class UpdateRule:
 
 
 def _units(rule: Rule) -> Dict[str, float]:
-    def unit(beta: Optional[float]) -> float:
+    """Exact averages over Caffe's, by name of the state."""
+
+    def unit(beta: float) -> float:
         own = float(np.float32(1) - np.float32(beta))
         return (1.0 - beta) / own if own else 1.0
 

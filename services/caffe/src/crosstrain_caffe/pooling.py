@@ -5,7 +5,7 @@ only if there is padding, pads the same before and after, and divides an average
 inside the padded input. Windows beyond that are expressed by explicit padding and a constant factor.
 """
 
-from typing import NamedTuple, Optional, Tuple
+from typing import List, NamedTuple, Optional, Tuple
 
 import numpy as np
 
@@ -67,7 +67,9 @@ def plan(layer: Pool, size: Tuple[int, int], native: bool) -> Plan:
     return Plan(layer.pad_begin, end, (0, 0), False, factor)
 
 
-def _factor(layer: Pool, size: Tuple[int, int], counts: list, own_end: Optional[Tuple[int, ...]]) -> Optional[np.ndarray]:
+def _factor(
+    layer: Pool, size: Tuple[int, int], counts: List[int], own_end: Optional[Tuple[int, ...]]
+) -> Optional[np.ndarray]:
     """Caffe's divisor over the model's, per window; None if they are all equal.
 
     ``own_end``: Caffe's padding at the end, to which it clips windows; None if it clips none.
