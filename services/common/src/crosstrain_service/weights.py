@@ -48,11 +48,23 @@ def initial_parameters(model: Model, seed: int) -> Dict[str, np.ndarray]:
 
 
 def to_bytes(arrays: Mapping[str, np.ndarray], metadata: Optional[Mapping[str, str]] = None) -> bytes:
-    """A safetensors file holding ``arrays`` (C order, little-endian) and string ``metadata``."""
+    """A safetensors file holding ``arrays`` (C order, little-endian) and string ``metadata``.
+
+    Equal arrays and metadata give equal bytes, so that digests can be compared.
+    """
     ordered = {name: np.ascontiguousarray(value).reshape(np.shape(value)) for name, value in arrays.items()}
     info = {"format": FORMAT}
     info.update(metadata or {})
-    return _save(ordered, metadata=info)
+    data = _save(ordered, metadata=info)
+    if len(info) == 1:
+        return data
+    # The library writes several entries of metadata in a random order.
+    (length,) = struct.unpack("<Q", data[:8])
+    header = json.loads(data[8:8 + length].decode("utf-8"), object_pairs_hook=OrderedDict)
+    header["__metadata__"] = OrderedDict(sorted(header["__metadata__"].items()))
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode("utf-8")
+    text += b" " * (-len(text) % 8)
+    return b"".join((struct.pack("<Q", len(text)), text, memoryview(data)[8 + length:]))
 
 
 def from_bytes(data: bytes) -> Tuple[Dict[str, np.ndarray], Dict[str, str]]:
