@@ -3,6 +3,7 @@
 import os
 
 import numpy as np
+
 from crosstrain_protos.v1 import data_pb2, run_pb2, service_pb2
 from crosstrain_reference.engine import ReferenceEngine
 from crosstrain_service import convert, model, tasks, weights

@@ -5,13 +5,14 @@ import time
 
 import numpy as np
 import pytest
+from local import Crash, Local, losses, parts
+
 from crosstrain_protos.v1 import run_pb2
 from crosstrain_reference.engine import ReferenceEngine
 from crosstrain_service.errors import CrosstrainError
 from crosstrain_service.events import EventLog
 from crosstrain_service.loop import _Recorder
 from crosstrain_service.spool import SpoolWriter
-from local import Crash, Local, losses, parts
 
 
 def crash_at(step):
