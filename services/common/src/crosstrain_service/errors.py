@@ -38,7 +38,7 @@ CODES = {
 
 
 #: An absolute path: it helps nobody elsewhere and may tell about the machine's users.
-_PATH = re.compile(r"(?<![\w.<])/[^\s,:;'\"()\[\]]+")
+_PATH = re.compile(r"(?<![\w.>])/[^\s,:;'\"()\[\]]+")
 
 
 def without_paths(text: str) -> str:
