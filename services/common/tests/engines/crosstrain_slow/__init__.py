@@ -3,6 +3,7 @@
 ENGINES = {
     "slow": "crosstrain_slow.engine:SlowEngine",
     "crashing": "crosstrain_slow.engine:CrashingEngine",
+    "orphaning": "crosstrain_slow.engine:OrphaningEngine",
     "raising": "crosstrain_slow.engine:RaisingEngine",
     "diverging": "crosstrain_slow.engine:DivergingEngine",
     "stubborn": "crosstrain_slow.engine:StubbornEngine",

@@ -31,6 +31,20 @@ class CrashingEngine(ReferenceEngine):
         return super()._step(batch)
 
 
+class OrphaningEngine(ReferenceEngine):
+    """Is killed at step 3 and leaves a process of its own behind."""
+
+    name = "orphaning"
+
+    def _step(self, batch):
+        if batch.step == 3:
+            if os.fork() == 0:
+                time.sleep(120)
+                os._exit(0)
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super()._step(batch)
+
+
 class RaisingEngine(ReferenceEngine):
     """Raises at step 3."""
 
