@@ -55,7 +55,17 @@ def test_first_step(name, digits):
     ((_, expected),) = probe.record_steps(
         build("reference", model, training(steps=1)), _batches(digits, 1, np.float64), [0]
     )
+    assert set(found) == set(expected)
     for key, value in expected.items():
-        np.testing.assert_allclose(
-            found[key], value, rtol=0, atol=2e-6 if key.startswith("output/") else 1e-6, err_msg=key
-        )
+        value_found = found[key]
+        if key in ("output_grad/conv1", "output_grad/relu1"):
+            # Equal windows of the image give outputs of conv1 that differ in the last bit, by their place in the
+            # BLAS's blocks, so that another of the equal maxima may be the first; the window's sum is the same.
+            value_found, value = _window_sums(value_found), _window_sums(value)
+        tolerance = 2e-6 if key.startswith("output/") else 1e-6
+        np.testing.assert_allclose(value_found, value, rtol=0, atol=tolerance, err_msg=key)
+
+
+def _window_sums(array):
+    samples, channels, rows, columns = array.shape
+    return array.reshape(samples, channels, rows // 2, 2, columns // 2, 2).sum(axis=(3, 5))

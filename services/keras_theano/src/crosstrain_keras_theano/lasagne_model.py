@@ -105,7 +105,8 @@ class LasagneNetwork(Network):
         if isinstance(layer, spec.BatchNorm):
             return self._batch_norm(layer, below)
         if isinstance(layer, spec.LocalResponseNorm):
-            if self._native and len(shape) == 3:
+            # Lasagne's layer rounds the squares to float32, whatever the run's type is.
+            if self._native and len(shape) == 3 and theano.config.floatX == "float32":
                 return lasagne.layers.LocalResponseNormalization2DLayer(
                     below, alpha=layer.alpha_sum, k=layer.k, beta=layer.beta, n=layer.size
                 )
@@ -134,7 +135,8 @@ class LasagneNetwork(Network):
         padded = any(before or after for before, after in pads)
         plain = layer.round_mode == "floor" and layer.pad_begin == layer.pad_end
         if layer.kind == "average":
-            if self._native and plain and len(layer.kernel) == 2:
+            # Theano has no gradient of padded averages that leave the padding out.
+            if self._native and plain and len(layer.kernel) == 2 and (layer.count_include_pad or not padded):
                 mode = "average_inc_pad" if layer.count_include_pad else "average_exc_pad"
                 return lasagne.layers.Pool2DLayer(below, layer.kernel, layer.stride, layer.pad_begin, mode=mode)
             if padded:
