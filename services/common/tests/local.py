@@ -58,7 +58,8 @@ class Local:
         stored = StoredRequest(run_pb2.RUN_KIND_TRAIN, self.request, b"", 0.0, "1")
         events = log(before, "local", 1)
         try:
-            tasks.train(tasks.Work(engine, stored, self.artifacts, events, self.checkpoints, self.checkpoints.newest(), 0.0))
+            tasks.train(tasks.Work(
+                engine, stored, self.artifacts, events, self.checkpoints, self.checkpoints.newest(), 0.0))
         finally:
             self.events = self.read(first)
         return self.events

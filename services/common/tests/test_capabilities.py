@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+
 from crosstrain_service import capabilities
 from crosstrain_service.capabilities import EXACT, FEATURES, UNSUPPORTED, Feature
 from crosstrain_service.errors import CrosstrainError

@@ -3,11 +3,12 @@
 import re
 
 import pytest
+from local import Local, parts
+
 from crosstrain_service import fingerprint
 from crosstrain_service.engine import EngineInfo
 from crosstrain_service.errors import without_paths
 from crosstrain_service.training import Execution
-from local import Local, parts
 
 INFO = EngineInfo("engine", "1.2", {}, {"blas": "OpenBLAS 0.3 from /opt/lib/libopenblas.so"})
 #: A path from the root, wherever a value may hide it.

@@ -4,6 +4,7 @@ import sys
 import types
 
 import pytest
+
 from crosstrain_service import gpu
 
 

@@ -3,6 +3,7 @@
 import itertools
 
 import pytest
+
 from crosstrain_service.errors import CrosstrainError
 from crosstrain_service.model import (
     BatchNorm,

@@ -136,6 +136,18 @@ def test_artifacts_that_are_not_stored_are_named(service):
         assert (code, reason, fields) == ("NOT_FOUND", "ARTIFACT_NOT_FOUND", [path])
 
 
+def test_artifacts_of_a_probe_that_are_not_stored_are_named(service):
+    spec = service.spec(4)
+    request = service_pb2.ProbeRequest(run_id="hostile-probe", engine="slow")
+    case = request.spec.cases.add(case_id="case", model=spec.model, train=spec.train, training=spec.training,
+                                  initial_weights_digest=spec.initial_weights_digest, steps=[0], test=spec.test)
+    case.test.labels_digest = hashlib.sha256(b"never stored").hexdigest()
+    with pytest.raises(grpc.RpcError) as caught:
+        service.training.Probe(request)
+    code, info, fields = failure(caught.value)
+    assert (code, info.reason, fields) == ("NOT_FOUND", "ARTIFACT_NOT_FOUND", ["spec.cases[0].test.labels_digest"])
+
+
 def _weights(**changes):
     tensors = dict(weights.initial_parameters(MODEL, 5))
     tensors.update(changes)

@@ -10,6 +10,8 @@ import types
 
 import grpc
 import pytest
+from local import Local
+
 from crosstrain_protos.v1 import run_pb2, service_pb2, training_pb2
 from crosstrain_service import convert
 from crosstrain_service.errors import CrosstrainError
@@ -19,7 +21,6 @@ from crosstrain_service.runs import RunManager
 from crosstrain_service.servicer import MAX_WATCHERS, TrainingServicer
 from crosstrain_service.spool import SpoolWriter
 from crosstrain_service.training import Execution
-from local import Local
 from support import HERE, failure
 
 TRAIN = run_pb2.RUN_KIND_TRAIN
@@ -156,7 +157,8 @@ def test_watchers_never_keep_other_calls_waiting(service):
     refused, deadline = None, time.time() + 20
     while refused is None and time.time() < deadline:  # until all of them have arrived
         try:
-            next(iter(stub.WatchRun(service_pb2.WatchRunRequest(run_id="watched", after_sequence=10 ** 6), timeout=0.3)))
+            late = service_pb2.WatchRunRequest(run_id="watched", after_sequence=10 ** 6)
+            next(iter(stub.WatchRun(late, timeout=0.3)))
         except grpc.RpcError as error:
             if error.code() != grpc.StatusCode.DEADLINE_EXCEEDED:
                 refused = failure(error)

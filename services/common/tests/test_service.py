@@ -146,10 +146,12 @@ def test_evaluation_of_trained_weights_agrees_with_the_run(service):
 def test_probe_records_steps_and_reports_a_case_that_fails(service):
     spec = service.spec(4)
     request = service_pb2.ProbeRequest(run_id="probe", engine="slow")
-    for name in ("good", "bad", "good-too"):
+    for name in ("good", "bad", "good-too", "too-late", "negative"):
         case = request.spec.cases.add(case_id=name, model=spec.model, train=spec.train, training=spec.training,
                                       initial_weights_digest=spec.initial_weights_digest, steps=[0, 3])
         case.training.max_steps = 4
+        if name in ("too-late", "negative"):
+            case.steps[1] = 4 if name == "too-late" else -1
         if name == "bad":
             case.training.learning_rates_digest = service.put(npy(np.full(2, 0.05)))
     request.spec.execution.CopyFrom(spec.execution)
@@ -158,8 +160,10 @@ def test_probe_records_steps_and_reports_a_case_that_fails(service):
     assert last.state == run_pb2.RUN_STATE_SUCCEEDED
     found = [event.probe_recorded for event in events if event.WhichOneof("event") == "probe_recorded"]
     assert [(item.case_id, item.step) for item in found] == [
-        ("good", 0), ("good", 3), ("bad", -2), ("good-too", 0), ("good-too", 3)]
+        ("good", 0), ("good", 3), ("bad", -2), ("good-too", 0), ("good-too", 3), ("too-late", -2), ("negative", -2)]
     assert "2 learning rates for 4 steps" in found[2].error.message
+    for item in found[5:]:
+        assert item.step == -2 and "is not within 0 to 3" in item.error.message
     tensors, _ = weights.from_bytes(service.get(found[0].digest))
     assert tensors["output/dense2"].shape == (6, 4) and tensors["loss"] == tensors["probe_loss"]
     initial = weights.initial_parameters(MODEL, 5)

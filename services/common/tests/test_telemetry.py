@@ -6,6 +6,7 @@ import time
 
 import numpy as np
 import psutil
+
 from crosstrain_service import telemetry
 from crosstrain_service.events import EventLog
 from crosstrain_service.spool import SpoolReader, SpoolWriter

@@ -5,10 +5,11 @@ import struct
 
 import numpy as np
 import pytest
+from local import MODEL_1D
+
 from crosstrain_service import testing, weights
 from crosstrain_service.errors import CrosstrainError
 from crosstrain_service.model import BatchNorm, Dense, Flatten, Model
-from local import MODEL_1D
 
 MODEL = testing.cnn2((1, 8, 8), 4, (2, 3), 5)
 
