@@ -1,9 +1,11 @@
 """Immutable byte strings in a directory, addressed by their SHA-256."""
 
 import errno
+import glob
 import hashlib
 import os
 import tempfile
+import time
 from typing import Iterable, Iterator, Optional, Tuple
 
 import numpy as np
@@ -13,6 +15,8 @@ from .errors import CrosstrainError
 
 #: Bytes per chunk when an artifact is read or sent.
 CHUNK = 512 << 10
+_INCOMING = ".incoming-"
+_ABANDONED_SECONDS = 86400.0
 
 
 class ArtifactStore:
@@ -58,7 +62,7 @@ class ArtifactStore:
         temporary: Optional[str] = None
         try:
             os.makedirs(folder, mode=0o700, exist_ok=True)
-            handle, temporary = tempfile.mkstemp(prefix=".incoming-", dir=folder)
+            handle, temporary = tempfile.mkstemp(prefix=_INCOMING, dir=folder)
             checksum = hashlib.sha256()
             total = 0
             with os.fdopen(handle, "wb") as file:
@@ -88,6 +92,16 @@ class ArtifactStore:
                 except OSError:
                     pass
         return False
+
+    def remove_abandoned(self) -> None:
+        """Removes what processes that died while writing have left, a day later: others may be writing now."""
+        limit = time.time() - _ABANDONED_SECONDS
+        for path in glob.glob(os.path.join(glob.escape(self.root), "??", _INCOMING + "*")):
+            try:
+                if os.path.getmtime(path) < limit:
+                    os.unlink(path)
+            except OSError:  # another service of the host was faster
+                continue
 
     def read(self, digest: str, offset: int = 0) -> Iterator[bytes]:
         """Chunks of an artifact from an offset on; raises ``ARTIFACT_NOT_FOUND``."""

@@ -218,7 +218,8 @@ class RunManager:
                 if self._closed:
                     return
                 queue.popleft()
-            record.directory.clean()
+            if record.ended:
+                record.directory.clean()
 
     def _execute(self, record: RunRecord) -> None:
         """Runs attempts until the run has ended."""

@@ -69,6 +69,7 @@ class Server:
         os.makedirs(options.state, mode=0o700, exist_ok=True)
         self._lock = _lock_state(options.state)
         artifacts = ArtifactStore(options.artifacts or os.path.join(options.state, "artifacts"))
+        artifacts.remove_abandoned()
         self._runs = RunManager(options.state, options.package, artifacts.root, environment)
         engines = describe_package(options.package, environment)
         for engine in engines:
