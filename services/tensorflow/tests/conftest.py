@@ -11,6 +11,7 @@ import tempfile
 
 import numpy as np
 import pytest
+
 from crosstrain_service.training import Execution
 
 HERE = os.path.dirname(os.path.abspath(__file__))

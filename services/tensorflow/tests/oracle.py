@@ -2,8 +2,9 @@
 
 import importlib
 
-import crosstrain_tensorflow
 import numpy as np
+
+import crosstrain_tensorflow
 from crosstrain_reference.engine import ReferenceEngine
 from crosstrain_service import model as plain
 from crosstrain_service.engine import Batch

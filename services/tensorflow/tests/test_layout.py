@@ -3,6 +3,7 @@
 import numpy as np
 import oracle
 import pytest
+
 from crosstrain_service.model import Dense, Dropout, Flatten, Model, Pool, Relu
 from crosstrain_service.testing import cnn2
 from crosstrain_tensorflow.geometry import average_factors, pool_padding, same_padding

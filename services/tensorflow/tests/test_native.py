@@ -3,6 +3,7 @@
 import numpy as np
 import oracle
 import pytest
+
 from crosstrain_service.engine import Batch
 from crosstrain_service.model import BatchNorm, Convolution, Dense, Dropout, Flatten, Model, Relu
 from crosstrain_service.testing import ListLoop, make_batches
@@ -103,7 +104,7 @@ def test_dropout_is_drawn_by_the_framework(kind):
     engine = oracle.build(kind, model, oracle.training(Rule("sgd")), semantics="native")
     batch = make_batches(model, 1, 8)[0]
     kept = []
-    for step in range(2):
+    for _ in range(2):
         outputs = engine.intermediates(batch).outputs
         ratio = outputs["drop"] / outputs["dense1"]
         np.testing.assert_allclose(ratio[ratio != 0], 1 / 0.75, rtol=1e-5)
@@ -142,8 +143,9 @@ def test_batch_norm_averages_statistics(kind, momentum):
 
 def test_forward_of_the_first_step_is_canonical(kind):
     batch = make_batches(MODEL, 1, 6)[0]
+    settings = oracle.training(oracle.RULES["momentum"])
     losses = []
     for semantics in ("canonical", "native"):
-        engine = oracle.build(kind, MODEL, oracle.training(Rule("sgd", momentum=0.9, nesterov=False)), semantics=semantics)
+        engine = oracle.build(kind, MODEL, settings, semantics=semantics)
         losses.append(engine.intermediates(Batch(0, batch.x, batch.labels, RATE)).loss)
     assert losses[0] == losses[1]

@@ -3,6 +3,7 @@
 import numpy as np
 import oracle
 import pytest
+
 from crosstrain_service.engine import Batch
 from crosstrain_service.model import (
     BatchNorm,
@@ -53,8 +54,8 @@ CHAINS = {
         LocalResponseNorm("wide", 7, 0.2, 0.5, 1.0), input_shape=(2, 5, 4)),
     "pads and masks": oracle.chain(
         Pad("pad", (0, 2), (1, 0)), Dropout("drop1", 0.3), Convolution("inner", 2, (2, 3), (1, 1), (0, 0), (0, 0)),
-        Flatten("early"), Dropout("drop2", 0.4), Dense("dense", 5, bias=False), BatchNorm("norm", 1e-3), Dropout("none", 0.0),
-        Dense("logits", 4), input_shape=(2, 5, 4), dense=False),
+        Flatten("early"), Dropout("drop2", 0.4), Dense("dense", 5, bias=False), BatchNorm("norm", 1e-3),
+        Dropout("none", 0.0), Dense("logits", 4), input_shape=(2, 5, 4), dense=False),
     "first layer without parameters": Model("bare", (2, 6, 4), 3, (
         pool("pool", "max", (2, 2), (2, 2), (0, 0), (0, 0)), Pad("pad", (1, 1), (0, 0)), Flatten("flatten"),
         Relu("relu"), Dense("dense", 3, bias=False))).validate(),

@@ -5,12 +5,13 @@ import os
 import subprocess
 import sys
 
-import crosstrain_tensorflow
 import oracle
 import pytest
+from test_training import SETTINGS, SMALL
+
+import crosstrain_tensorflow
 from crosstrain_service.errors import CrosstrainError
 from crosstrain_service.training import Execution
-from test_training import SETTINGS, SMALL
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 PROGRAM = """
@@ -40,7 +41,7 @@ print(json.dumps({{"losses": loop.losses, "parameters": digest, "facts": engine.
 def run(name, tmp_path, **settings):
     process = subprocess.run(
         [sys.executable, "-c", PROGRAM.format(here=HERE), name, str(tmp_path), json.dumps(settings)],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, universal_newlines=True)
+        capture_output=True, text=True)
     assert process.returncode == 0, process.stderr[-3000:]
     return json.loads(process.stdout.splitlines()[-1])
 
@@ -73,7 +74,7 @@ def test_a_users_keras_configuration_is_not_read(tmp_path):
     program = PROGRAM.replace("import json", "import os; os.environ['HOME'] = %r\nimport json" % str(home), 1)
     process = subprocess.run(
         [sys.executable, "-c", program.format(here=HERE), "keras-tensorflow", str(tmp_path), "{}"],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, universal_newlines=True)
+        capture_output=True, text=True)
     assert process.returncode == 0, process.stderr[-3000:]
     facts = json.loads(process.stdout.splitlines()[-1])["facts"]
     assert facts["keras.image_data_format"] == "channels_last"

@@ -3,6 +3,7 @@
 import numpy as np
 import oracle
 import pytest
+
 from crosstrain_service.model import BatchNorm, Convolution, Dense, Dropout, Flatten, Model, Pool, Relu
 from crosstrain_service.testing import ListLoop, make_batches
 from crosstrain_service.training import Rule

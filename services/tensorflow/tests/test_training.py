@@ -5,6 +5,7 @@ import time
 import numpy as np
 import oracle
 import pytest
+
 from crosstrain_reference.engine import ReferenceEngine
 from crosstrain_service.capabilities import FEATURES, UNSUPPORTED
 from crosstrain_service.engine import Batch, Epoch, Loop

@@ -3,13 +3,15 @@
 import numpy as np
 import oracle
 import pytest
+
 from crosstrain_service.engine import Batch
 from crosstrain_service.model import BatchNorm, Dense, Flatten, Model, Relu
 from crosstrain_service.testing import ListLoop, make_batches
 from crosstrain_service.training import Rule, WeightDecay
 
 MODEL = Model("small", (1, 3, 4), 3, (
-    Flatten("flatten"), Dense("dense1", 5, bias=False), BatchNorm("norm", 1e-2), Relu("relu"), Dense("dense2", 3))).validate()
+    Flatten("flatten"), Dense("dense1", 5, bias=False), BatchNorm("norm", 1e-2), Relu("relu"),
+    Dense("dense2", 3))).validate()
 RATES = (0.1, 0.1, 0.01, 0.03)
 
 

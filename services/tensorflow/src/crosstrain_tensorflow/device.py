@@ -31,9 +31,9 @@ def configure(execution: Execution, model: Model) -> str:
     try:
         _configure_devices(execution)
         _configure_threads(execution)
-    except RuntimeError:
-        raise CrosstrainError(
-            "ENVIRONMENT", "TensorFlow runs with other threads or devices already; start a new process for this run")
+    except RuntimeError as error:
+        raise CrosstrainError("ENVIRONMENT", "TensorFlow runs with other threads or devices already; start a new "
+                              "process for this run") from error
     _configure_determinism(needs_op_determinism(execution))
     tf.config.experimental.enable_tensor_float_32_execution(bool(execution.allow_tf32))
     return "/GPU:0" if execution.device == "cuda" else "/CPU:0"

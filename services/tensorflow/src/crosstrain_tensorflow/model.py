@@ -7,7 +7,18 @@ import numpy as np
 import tensorflow as tf
 
 from crosstrain_service.model import (
-    BatchNorm, Convolution, Dense, Dropout, Flatten, Layer, LocalResponseNorm, Model, Pad, Pool, Relu, Shape,
+    BatchNorm,
+    Convolution,
+    Dense,
+    Dropout,
+    Flatten,
+    Layer,
+    LocalResponseNorm,
+    Model,
+    Pad,
+    Pool,
+    Relu,
+    Shape,
 )
 
 from . import operations
@@ -19,7 +30,7 @@ NATIVE_EPSILON = 1e-3
 NATIVE_MOMENTUM = 0.99
 
 
-class Pass(object):
+class Pass:
     """One forward pass: what it is for, and what it notes down.
 
     ``normalize_by_batch`` makes batch norm use the batch's own statistics, ``update_statistics`` also averages

@@ -8,7 +8,18 @@ import tensorflow as tf
 from tensorflow import keras
 
 from crosstrain_service.model import (
-    BatchNorm, Convolution, Dense, Dropout, Flatten, Layer, LocalResponseNorm, Model, Pad, Pool, Relu, Shape,
+    BatchNorm,
+    Convolution,
+    Dense,
+    Dropout,
+    Flatten,
+    Layer,
+    LocalResponseNorm,
+    Model,
+    Pad,
+    Pool,
+    Relu,
+    Shape,
 )
 from crosstrain_service.training import Training
 

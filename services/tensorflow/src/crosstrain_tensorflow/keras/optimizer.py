@@ -18,7 +18,7 @@ from .. import native, rules
 from . import compat
 
 
-class _L2(object):
+class _L2:
     """Mixin: adds ``rate * w`` to the gradients of the variables at ``decayed`` positions."""
 
     l2_rate = 0.0
