@@ -34,6 +34,10 @@ data_app = typer.Typer(
     rich_markup_mode=None,
 )
 app.add_typer(data_app, name="data")
+import_app = typer.Typer(help="Take over a model of another tool.", no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(import_app, name="import")
+export_app = typer.Typer(help="Give a model to another tool.", no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(export_app, name="export")
 
 
 @app.command()
@@ -301,6 +305,51 @@ def data_consistency(
 
     output = Output(json)
     raise typer.Exit(data_commands.consistency(output, job, samples, address or [], coordinator, state_dir))
+
+
+@import_app.command("caffe")
+def import_caffe(
+    net: Annotated[Path, typer.Argument(metavar="TRAIN_VAL.prototxt", help="The network.")],
+    solver: Annotated[Path, typer.Argument(metavar="SOLVER.prototxt", help="The solver.")],
+    weights: Annotated[
+        Path | None, typer.Argument(metavar="WEIGHTS.caffemodel", help="Trained weights.")
+    ] = None,
+    folder: Annotated[Path, typer.Option("--output", help="Folder for the files.")] = Path("imported"),
+    input_shape: Annotated[
+        str, typer.Option(help="Shape of one sample, where the network only names a database: 1,28,28.")
+    ] = "",
+    ignore_lr_mult: Annotated[
+        bool, typer.Option("--ignore-lr-mult", help="Train all parameters with one rate nevertheless.")
+    ] = False,
+    json: options.Json = False,
+) -> None:
+    """Turn a Caffe network and its solver into a model, a job and canonical weights.
+
+    Caffe is not needed, and no path inside the files is opened. A layer that cannot be taken is named.
+
+    Example: 'crosstrain import caffe train_val.prototxt solver.prototxt net.caffemodel --input-shape 1,28,28'.
+    """
+    from . import exchange_commands
+
+    exchange_commands.from_caffe(Output(json), net, solver, weights, folder, input_shape, ignore_lr_mult)
+
+
+@export_app.command("caffe")
+def export_caffe(
+    job: options.JobFile,
+    weights: Annotated[Path, typer.Argument(metavar="WEIGHTS.safetensors", help="Canonical weights.")],
+    input_shape: Annotated[str, typer.Option(help="Shape of one sample, for example 1,28,28.")],
+    classes: Annotated[int, typer.Option(min=2, help="Number of classes.")],
+    folder: Annotated[Path, typer.Option("--output", help="Folder for the files.")] = Path("exported"),
+    json: options.Json = False,
+) -> None:
+    """Write the network of a job file and its weights as prototxt and caffemodel.
+
+    Example: 'crosstrain export caffe job.yaml final.safetensors --input-shape 1,28,28 --classes 10'.
+    """
+    from . import exchange_commands
+
+    exchange_commands.to_caffe(Output(json), job, weights, folder, input_shape, classes)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

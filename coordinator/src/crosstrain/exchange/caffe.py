@@ -120,6 +120,8 @@ def job_text(found: CaffeImport, model_file: str, weights_digest: str = "") -> s
     if weights_digest:
         document["initial_weights"] = weights_digest
     remarks = [f"# {remark}" for remark in found.remarks]
+    if weights_digest:
+        remarks.append("# The initial weights must be stored: crosstrain evaluate JOB --weights weights.safetensors")
     shape = "x".join(map(str, found.model.input_shape))
     head = [f"# Imported from Caffe. Samples have the shape {shape}, classes: {found.model.classes}.", *remarks]
     return "\n".join([*head, *(f"{key}: {json.dumps(value)}" for key, value in document.items())]) + "\n"
