@@ -26,7 +26,7 @@ from tests.support.service import Service
 from .flips import Flip, first_flip
 
 TOLERANCE = 1e-6
-STEPS = {"cnn2": 10, "cnn3": 5}
+STEPS = {"cnn2": 10, "cnn3": 10}
 SECONDS = 900.0
 pytestmark = pytest.mark.timeout(SECONDS + 60)
 EXECUTION = messages.execution(Execution(intra_threads=1))

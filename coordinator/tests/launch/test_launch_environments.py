@@ -142,6 +142,7 @@ def test_missing_interpreter_has_reason_and_remedy(recipe: Recipe, environ: dict
         "tiny",
         "no Python 3.99 or 3.98 on PATH, in pyenv or known to uv",
         "uv python install 3.99, or pyenv install 3.99",
+        lacking=True,
     )
 
 
