@@ -148,6 +148,26 @@ def test_sigterm_ends_up(variables: dict[str, str], tmp_path: Path) -> None:
     assert not _processes_of(tmp_path)
 
 
+def test_more_signals_leave_no_process_behind(variables: dict[str, str], tmp_path: Path) -> None:
+    command = [*COMMAND, "up", "--service", "reference", "--listen", "127.0.0.1:0"]
+    process = subprocess.Popen(command, env=variables, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    for line in process.stderr:
+        if line.startswith("ready"):
+            break
+    process.terminate()
+    for line in process.stderr:
+        if line.startswith("stopping"):
+            break
+    for _ in range(3):
+        process.terminate()
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.05)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 0, out + err
+    assert not _processes_of(tmp_path)
+
+
 def _processes_of(folder: Path) -> list[str]:
     """Command lines of processes that were started with something in ``folder``."""
     found = []

@@ -18,6 +18,7 @@ from crosstrain_service.errors import CrosstrainError
 from .exits import CommandError
 from .failures import quiet_libraries
 from .output import Output
+from .signals import uninterrupted
 
 #: Seconds to wait until services that are ready have registered.
 REGISTER_SECONDS = 60.0
@@ -80,7 +81,8 @@ def connected_or_started(
             yield client, supervisor
     finally:
         if supervisor is not None:
-            supervisor.stop()
+            with uninterrupted():
+                supervisor.stop()
         folder.release()
 
 

@@ -20,6 +20,7 @@ from crosstrain_service.rundir import start_time
 
 from .exits import COULD_NOT_RUN, CommandError
 from .output import Output
+from .signals import uninterrupted
 
 _POLL_SECONDS = 0.5
 
@@ -67,8 +68,9 @@ def up(
             output.note("ready; Ctrl-C stops everything")
         told.wait()
     finally:
-        output.note("stopping")
-        supervisor.stop()
+        with uninterrupted():
+            output.note("stopping")
+            supervisor.stop()
         folder.release()
 
 
