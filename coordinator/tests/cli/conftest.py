@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,11 @@ import pytest
 
 from crosstrain.cli import main
 from doubles.world import World
+
+# A shell without job control starts background commands with Ctrl-C ignored, which children inherit;
+# the commands under test must be interruptible wherever the tests run.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @dataclass
