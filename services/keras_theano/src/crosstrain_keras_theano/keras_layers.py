@@ -9,11 +9,22 @@ from . import device  # noqa: F401  prepares Theano's compile directory
 
 # isort: split
 import keras
+import numpy as np
 from keras import backend as K
 
 from . import operations
 
 Variable = Any
+
+
+def zeros(shape: Sequence[int], dtype: Any = None) -> np.ndarray:
+    """An initializer; Keras's own compile a Theano function for every variable."""
+    return np.zeros(shape)
+
+
+def ones(shape: Sequence[int], dtype: Any = None) -> np.ndarray:
+    """As :func:`zeros`."""
+    return np.ones(shape)
 
 
 class Expression(keras.layers.Layer):
@@ -61,10 +72,10 @@ class BatchNormalization(keras.layers.Layer):
 
     def build(self, input_shape: Any) -> None:
         shape = (input_shape[1],)
-        self.gamma = self.add_weight(name="gamma", shape=shape, initializer="ones")
-        self.beta = self.add_weight(name="beta", shape=shape, initializer="zeros")
-        self.moving_mean = self.add_weight(name="moving_mean", shape=shape, initializer="zeros", trainable=False)
-        self.moving_variance = self.add_weight(name="moving_variance", shape=shape, initializer="ones", trainable=False)
+        self.gamma = self.add_weight(name="gamma", shape=shape, initializer=ones)
+        self.beta = self.add_weight(name="beta", shape=shape, initializer=zeros)
+        self.moving_mean = self.add_weight(name="moving_mean", shape=shape, initializer=zeros, trainable=False)
+        self.moving_variance = self.add_weight(name="moving_variance", shape=shape, initializer=ones, trainable=False)
         super().build(input_shape)
 
     def call(self, inputs: Variable, training: bool = True) -> Variable:

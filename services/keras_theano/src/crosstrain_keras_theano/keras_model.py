@@ -25,7 +25,7 @@ import keras
 from keras import backend as K
 
 from . import operations
-from .keras_layers import BatchNormalization, Convolution2D, Expression
+from .keras_layers import BatchNormalization, Convolution2D, Expression, ones, zeros
 from .model import DenseLayout, FeatureLayout, KernelLayout, Layout, Network, Stored
 
 Variable = Any
@@ -107,7 +107,7 @@ class KerasNetwork(Network):
         if isinstance(layer, spec.Pool):
             return [self._pool(layer, shape, result)]
         if isinstance(layer, spec.Dense):
-            return [keras.layers.Dense(layer.units, use_bias=layer.bias, **self._regularizers("kernel", "bias"))]
+            return [keras.layers.Dense(layer.units, use_bias=layer.bias, **self._variables("kernel", "bias"))]
         if isinstance(layer, spec.Relu):
             return [keras.layers.Activation("relu") if self._native else Expression(operations.relu, result)]
         if isinstance(layer, spec.Flatten):
@@ -131,7 +131,7 @@ class KerasNetwork(Network):
             strides=layer.stride,
             use_bias=layer.bias,
             data_format="channels_first",
-            **self._regularizers("kernel", "bias"),
+            **self._variables("kernel", "bias"),
         )
         kind = keras.layers.Conv1D if len(layer.kernel) == 1 else keras.layers.Conv2D
         if not any(before or after for before, after in pads):
@@ -181,16 +181,22 @@ class KerasNetwork(Network):
             axis=1,
             epsilon=_DEFAULT_EPSILON if layer.epsilon is None else layer.epsilon,
             momentum=_DEFAULT_MOMENTUM if layer.momentum is None else layer.momentum,
-            **self._regularizers("gamma", "beta", biases=True),
+            moving_mean_initializer=zeros,
+            moving_variance_initializer=ones,
+            **self._variables("gamma", "beta", biases=True),
         )
 
-    def _regularizers(self, *parts: str, **options: bool) -> Dict[str, Any]:
-        """Keras's own l2 (rate times the sum of squares) where native semantics decay weights."""
+    def _variables(self, *parts: str, **options: bool) -> Dict[str, Any]:
+        """Arguments for a layer's variables: initial values, which are loaded later, and Keras's own l2 (rate
+        times the sum of squares) where native semantics decay weights.
+        """
+        found: Dict[str, Any] = {part + "_initializer": ones if part == "gamma" else zeros for part in parts}
         decay = self._decay
         if not self._native or decay is None or not decay.rate or decay.decoupled:
-            return {}
+            return found
         wanted = parts if decay.include_biases else () if options.get("biases") else parts[:1]
-        return {part + "_regularizer": keras.regularizers.l2(decay.rate) for part in wanted}
+        found.update((part + "_regularizer", keras.regularizers.l2(decay.rate)) for part in wanted)
+        return found
 
     def _store(self, layer: spec.Layer) -> None:
         """Notes the variables of a layer that has been applied."""
