@@ -6,6 +6,9 @@ import sys
 import caffe
 import numpy as np
 import pytest
+from oracle import RULES, training
+
+from crosstrain_caffe.engine import CaffeEngine
 from crosstrain_reference.engine import ReferenceEngine
 from crosstrain_service.model import (
     BatchNorm,
@@ -19,9 +22,6 @@ from crosstrain_service.model import (
     Relu,
 )
 from crosstrain_service.training import Execution
-from oracle import RULES, training
-
-from crosstrain_caffe.engine import CaffeEngine
 
 sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "..", "coordinator", "src"))
 
@@ -79,7 +79,8 @@ def test_a_network_by_hand(tmp_path):
     own.blobs["pixels"].data[...] = x
     expected = np.array(own.forward()["fc"])
     found = import_caffe(NET, SOLVER, (tmp_path / "net.caffemodel").read_bytes())
-    assert [layer.name for layer in found.model.layers] == ["c_1", "bn", "r", "lrn", "mp", "ap", "d", "fc_flatten", "fc"]
+    names = [layer.name for layer in found.model.layers]
+    assert names == ["c_1", "bn", "r", "lrn", "mp", "ap", "d", "fc_flatten", "fc"]
     for logits in predictions(found.model, found.weights, x):
         np.testing.assert_allclose(logits, expected, rtol=1e-5, atol=1e-6)
 
