@@ -30,6 +30,8 @@ MAX_FRUITLESS_ATTEMPTS = 3
 #: Time a child gets to end by itself before it is killed, seconds.
 TERMINATE_SECONDS = 1.0
 _POLL_SECONDS = 0.02
+#: Head start of the answer to a call over the start of the run's process.
+_ANSWER_SECONDS = 0.03
 #: Time between attempts to note the end of a run on a full disk, seconds.
 _RETRY_SECONDS = 0.5
 
@@ -210,6 +212,8 @@ class RunManager:
                 if self._closed:
                     return
                 record = queue[0]
+            # Frameworks that start on every core at once would hold up the answers of their services.
+            time.sleep(_ANSWER_SECONDS)
             try:
                 self._execute(record)
             except Exception as error:  # a defect must not stop the queue
