@@ -31,6 +31,8 @@ from tests.support.service import Service
 BARE = Path(__file__).resolve().parent / "bare"
 #: Options that make a bare script compute the same function where its users' own way does not.
 SAME_FUNCTION = {"lasagne": ["--canonical-ops"], "keras-theano": ["--canonical-ops"]}
+#: Options that give a bare script the settings of the run: deterministic kernels.
+SAME_SETTINGS = {name: ["--deterministic"] for name in ("torch", "tensorflow", "keras-tensorflow")}
 SAMPLES = 4000
 
 
@@ -118,6 +120,7 @@ def run_bare(engine, script, data, arguments) -> dict:
     environment = catalogue.environment(engine.service)
     command = [str(environment.python), str(script), str(data), "--steps", str(arguments.steps),
                "--threads", str(arguments.threads)]
+    command += SAME_SETTINGS.get(engine.name, [])
     if not arguments.own_ops:
         command += SAME_FUNCTION.get(engine.name, [])
     done = subprocess.run(command, capture_output=True, text=True, check=False)
