@@ -66,3 +66,60 @@ def test_files_are_not_overwritten(cli: Cli, files: list[Path], tmp_path: Path) 
 def test_wrong_arguments(cli: Cli, files: list[Path], tmp_path: Path) -> None:
     assert cli("import", "caffe", *files, "--input-shape", "28x28").code == 64
     assert cli("import", "caffe", tmp_path / "absent", files[1], "--output", tmp_path / "out").code == 3
+
+
+MODEL = """
+name: small
+layers:
+  - convolution: {name: c, channels: 2, kernel: 3}
+  - flatten: {}
+  - dense: {name: out, units: classes}
+"""
+
+
+@pytest.fixture
+def trained(tmp_path: Path) -> list[Path]:
+    """A model file and weights for it."""
+    import numpy as np
+
+    from crosstrain_service import weights
+
+    shapes = {"c.weight": (2, 1, 3, 3), "c.bias": (2,), "out.weight": (3, 8), "out.bias": (3,)}
+    arrays = {name: np.full(shape, 0.5, np.float32) for name, shape in shapes.items()}
+    paths = [tmp_path / "model.yaml", tmp_path / "w.safetensors"]
+    paths[0].write_text(MODEL)
+    paths[1].write_bytes(weights.to_bytes(arrays))
+    return paths
+
+
+SHAPE = ("--input-shape", "1,4,4", "--classes", "3")
+
+
+@pytest.mark.parametrize(("tool", "weights"), [("torch", "weights.safetensors"), ("keras", "weights.npz")])
+def test_python_sources(cli: Cli, trained: list[Path], tmp_path: Path, tool: str, weights: str) -> None:
+    job = tmp_path / "job.yaml"
+    job.write_text(
+        "name: j\nmodel: model.yaml\ndata: {train: t.csv, divisor: 128}\nengines: [torch]\n"
+        "training: {optimizer: {sgd: {learning_rate: 0.1}}}\n"
+    )
+    for number, (model, *options) in enumerate([[job], [trained[0]], [trained[0], "--divisor", "128"]]):
+        folder = tmp_path / f"out{number}"
+        ran = cli("export", tool, model, trained[1], folder, *SHAPE, *options, "--json")
+        assert ran.code == 0, ran.err
+        assert ran.json["files"] == sorted(["network.py", weights]) and (folder / weights).is_file()
+        source = (folder / "network.py").read_text()
+        assert ("DIVISOR = 128.0" in source) == (number != 1) and "def load(" in source
+    for wrong in ("0", "nan", "inf"):
+        assert cli("export", tool, *trained, tmp_path / "none", *SHAPE, "--divisor", wrong).code == 64
+    assert not (tmp_path / "none").exists()
+    ran = cli("export", tool, trained[0], trained[1], tmp_path / "out0", *SHAPE)
+    assert ran.code == 3 and "there already" in ran.err
+
+
+def test_exports_name_file_line_and_field(cli: Cli, trained: list[Path], tmp_path: Path) -> None:
+    trained[0].write_text(MODEL.replace("channels: 2", "channels: none"))
+    ran = cli("export", "torch", *trained, tmp_path / "out", *SHAPE)
+    assert ran.code == 3 and "model.yaml:4: model.layers[0].convolution.channels: must" in ran.err
+    trained[0].write_text(MODEL.replace("channels: 2", "channels: 4"))
+    ran = cli("export", "keras", *trained, tmp_path / "out", *SHAPE)
+    assert ran.code == 3 and "c.weight" in ran.err and not (tmp_path / "out").exists()

@@ -3,16 +3,40 @@
 from __future__ import annotations
 
 import hashlib
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
+from crosstrain.exchange import keras_export, torch_export
 from crosstrain.exchange.caffe import import_caffe, job_text, model_text
 from crosstrain.exchange.caffe_export import export_caffe
-from crosstrain.spec import build_model
+from crosstrain.exchange.exporting import Export
+from crosstrain.spec import JobSpec, build_model
+from crosstrain.spec.document import Document, read_document
+from crosstrain.spec.parse import validate
+from crosstrain_service import model as plain
 from crosstrain_service import weights as canonical
+from crosstrain_service.errors import CrosstrainError
 
 from .exits import USAGE, CommandError
+from .failures import DocumentError
 from .jobfile import read_job
 from .output import Output
+
+
+@dataclass(frozen=True)
+class ExportRequest:
+    """Files and options of an export to Python source. ``model``: a job file or a model file."""
+
+    model: Path
+    weights: Path
+    folder: Path
+    input_shape: str
+    classes: int
+    divisor: float | None
 
 
 def from_caffe(
@@ -53,13 +77,56 @@ def from_caffe(
 def to_caffe(output: Output, job: Path, weights: Path, folder: Path, input_shape: str, classes: int) -> None:
     """Writes deploy.prototxt and weights.caffemodel into ``folder``."""
     model = build_model(read_job(job).spec, parse_shape(input_shape), classes)
-    arrays, _ = canonical.from_bytes(_read(weights))
-    parameters, statistics = canonical.check_weights(arrays, model)
+    parameters, statistics = canonical.check_weights(_arrays(weights), model)
     text, data = export_caffe(model, {**parameters, **statistics})
     files = {"deploy.prototxt": text.encode(), "weights.caffemodel": data}
     _write(folder, files)
     output.document({"folder": str(folder), "files": sorted(files)})
     output.text(f"{', '.join(sorted(files))} are in {folder}")
+
+
+def to_torch(output: Output, request: ExportRequest) -> None:
+    """Writes network.py and weights.safetensors (a state_dict) into the folder."""
+    _to_python(output, request, torch_export.export_torch, torch_export.SOURCE, torch_export.WEIGHTS)
+
+
+def to_keras(output: Output, request: ExportRequest) -> None:
+    """Writes network.py and weights.npz into the folder."""
+    _to_python(output, request, keras_export.export_keras, keras_export.SOURCE, keras_export.WEIGHTS)
+
+
+def _to_python(
+    output: Output,
+    request: ExportRequest,
+    export: Callable[[plain.Model, dict[str, np.ndarray], float | None], Export],
+    source: str,
+    weights: str,
+) -> None:
+    spec = _spec(request.model)
+    model = build_model(spec, parse_shape(request.input_shape), request.classes)
+    divisor = spec.data.divisor if request.divisor is None else request.divisor
+    if divisor is not None and not (math.isfinite(divisor) and divisor > 0):
+        raise CommandError(f"--divisor must be a positive number, not {divisor:g}", USAGE)
+    written = export(model, _arrays(request.weights), divisor)
+    files = {source: written.source.encode(), weights: written.weights}
+    _write(request.folder, files)
+    output.document({"folder": str(request.folder), "files": sorted(files)})
+    output.text(f"{', '.join(sorted(files))} are in {request.folder}; load() in {source} gives the trained network")
+
+
+def _spec(path: Path) -> JobSpec:
+    """A job file, or a model file (name and layers) as part of one."""
+    try:
+        document = read_document(_text(path))
+        if "layers" not in document.values:
+            return read_job(path).spec
+        lines = {("model", *inner): line for inner, line in document.lines.items()}
+        others = {"name": "export", "task": "evaluate", "weights": ["0" * 64], "engines": ["reference"]}
+        return validate(Document({**others, "model": document.values}, lines))
+    except DocumentError:
+        raise
+    except CrosstrainError as error:
+        raise DocumentError(error, str(path)) from None
 
 
 def parse_shape(text: str) -> tuple[int, ...]:
@@ -77,6 +144,10 @@ def _read(path: Path) -> bytes:
         raise CommandError(f"{path} cannot be read: {error.strerror}") from None
 
 
+def _arrays(path: Path) -> dict[str, np.ndarray]:
+    return canonical.from_bytes(_read(path))[0]
+
+
 def _text(path: Path) -> str:
     try:
         return _read(path).decode("utf-8")
@@ -87,7 +158,7 @@ def _text(path: Path) -> str:
 def _write(folder: Path, files: dict[str, bytes]) -> None:
     present = [name for name in files if (folder / name).exists()]
     if present:
-        raise CommandError(f"{folder / present[0]} is there already; choose another folder with --output")
+        raise CommandError(f"{folder / present[0]} is there already; choose another folder")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, data in files.items():

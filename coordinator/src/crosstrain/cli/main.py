@@ -352,6 +352,63 @@ def export_caffe(
     exchange_commands.to_caffe(Output(json), job, weights, folder, input_shape, classes)
 
 
+ModelFile = Annotated[Path, typer.Argument(metavar="MODEL", help="A job file, or a model file (name and layers).")]
+WeightsFile = Annotated[Path, typer.Argument(metavar="WEIGHTS.safetensors", help="Canonical weights.")]
+OutputFolder = Annotated[Path, typer.Argument(metavar="OUT_DIR", help="Folder for the files.")]
+InputShape = Annotated[str, typer.Option(help="Shape of one sample, channels first: 1,28,28.")]
+Classes = Annotated[int, typer.Option(min=2, help="Number of classes.")]
+Divisor = Annotated[
+    float | None,
+    typer.Option(help="What stored values are divided by, told in the file. Default: data.divisor of the job."),
+]
+
+
+@export_app.command("torch")
+def export_torch(
+    model: ModelFile,
+    weights: WeightsFile,
+    folder: OutputFolder,
+    input_shape: InputShape,
+    classes: Classes,
+    divisor: Divisor = None,
+    json: options.Json = False,
+) -> None:
+    """Write a PyTorch module as Python source (network.py) and its state_dict (weights.safetensors).
+
+    The source needs torch and safetensors, not Crosstrain; load() in it gives the trained network. PyTorch is
+    not needed here.
+
+    Example: 'crosstrain export torch job.yaml final.safetensors exported --input-shape 1,28,28 --classes 10'.
+    """
+    from . import exchange_commands as exchange
+
+    request = exchange.ExportRequest(model, weights, folder, input_shape, classes, divisor)
+    exchange.to_torch(Output(json), request)
+
+
+@export_app.command("keras")
+def export_keras(
+    model: ModelFile,
+    weights: WeightsFile,
+    folder: OutputFolder,
+    input_shape: InputShape,
+    classes: Classes,
+    divisor: Divisor = None,
+    json: options.Json = False,
+) -> None:
+    """Write a Keras model as Python source (network.py) and its arrays in Keras's layouts (weights.npz).
+
+    The source runs on TensorFlow with Keras 2 and 3, without Crosstrain; it takes samples with channels last.
+    load() in it gives the trained model. Neither is needed here.
+
+    Example: 'crosstrain export keras job.yaml final.safetensors exported --input-shape 1,28,28 --classes 10'.
+    """
+    from . import exchange_commands as exchange
+
+    request = exchange.ExportRequest(model, weights, folder, input_shape, classes, divisor)
+    exchange.to_keras(Output(json), request)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command; returns its exit code, for errors too."""
     Output.current = None

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from crosstrain_service import model as plain
-from crosstrain_service.errors import CrosstrainError
 
 from . import caffemodel
+from .exporting import refused, taken
 
 
 def export_caffe(model: plain.Model, weights: Mapping[str, np.ndarray]) -> tuple[str, bytes]:
@@ -44,45 +44,45 @@ def _layers(layer: plain.Layer, bottom: str, weights: Mapping[str, np.ndarray], 
     """(name, output, type, settings, arrays) of Caffe's layers for one layer; ``line``: one dimension."""
     name = layer.name
     if name == "data":
-        raise _refused(name, "the name is that of the input in the prototxt; rename the layer")
+        raise refused(name, "the name is that of the input in the prototxt; rename the layer")
     if isinstance(layer, plain.Convolution):
         settings = f"num_output: {layer.out_channels} bias_term: {_truth(layer.bias)} {_window(layer)}"
-        blobs = _taken(weights, name, ("weight", "bias") if layer.bias else ("weight",))
+        blobs = taken(weights, name, ("weight", "bias") if layer.bias else ("weight",))
         if line:
             blobs[0] = blobs[0][:, :, None, :]
         return [(name, name, "Convolution", f"convolution_param {{ {settings} }}", blobs)]
     if isinstance(layer, plain.Pool):
         padded = any(layer.pad_begin)
         if layer.kind == "average" and padded and not layer.count_include_pad:
-            raise _refused(name, "Caffe counts padding in averages")
+            raise refused(name, "Caffe counts padding in averages")
         kind = {"max": "MAX", "average": "AVE"}[layer.kind]
         settings = f"pool: {kind} round_mode: {layer.round_mode.upper()} {_window(layer)}"
         return [(name, name, "Pooling", f"pooling_param {{ {settings} }}", [])]
     if isinstance(layer, plain.Dense):
         settings = f"inner_product_param {{ num_output: {layer.units} bias_term: {_truth(layer.bias)} }}"
-        blobs = _taken(weights, name, ("weight", "bias") if layer.bias else ("weight",))
+        blobs = taken(weights, name, ("weight", "bias") if layer.bias else ("weight",))
         return [(name, name, "InnerProduct", settings, blobs)]
     if isinstance(layer, plain.Dropout):
         return [(name, name, "Dropout", f"dropout_param {{ dropout_ratio: {layer.rate!r} }}", [])]
     if isinstance(layer, plain.BatchNorm):
         epsilon = "" if layer.epsilon is None else f"batch_norm_param {{ eps: {layer.epsilon!r} }}"
-        statistics = [*_taken(weights, name, ("running_mean", "running_var")), np.ones(1, np.float32)]
+        statistics = [*taken(weights, name, ("running_mean", "running_var")), np.ones(1, np.float32)]
         inner = f"{name}.normalised"
         return [
             (inner, inner, "BatchNorm", epsilon, statistics),
-            (name, name, "Scale", "scale_param { bias_term: true }", _taken(weights, name, ("gamma", "beta"))),
+            (name, name, "Scale", "scale_param { bias_term: true }", taken(weights, name, ("gamma", "beta"))),
         ]
     if isinstance(layer, plain.LocalResponseNorm):
         values = f"local_size: {layer.size} alpha: {layer.alpha_sum * layer.size!r} beta: {layer.beta!r} k: {layer.k!r}"
         return [(name, name, "LRN", f"lrn_param {{ {values} }}", [])]
     if isinstance(layer, plain.Pad):
-        raise _refused(name, "Caffe has no padding layer")
+        raise refused(name, "Caffe has no padding layer")
     return [(name, name, {plain.Relu: "ReLU", plain.Flatten: "Flatten"}[type(layer)], "", [])]
 
 
 def _window(layer: plain.Convolution | plain.Pool) -> str:
     if layer.pad_begin != layer.pad_end:
-        raise _refused(layer.name, "Caffe pads the same before and after")
+        raise refused(layer.name, "Caffe pads the same before and after")
     fields = (("kernel", layer.kernel, 1), ("stride", layer.stride, 1), ("pad", layer.pad_begin, 0))
     parts = []
     for field, sizes, fill in fields:
@@ -91,19 +91,5 @@ def _window(layer: plain.Convolution | plain.Pool) -> str:
     return " ".join(parts)
 
 
-def _taken(weights: Mapping[str, np.ndarray], layer: str, parts: Sequence[str]) -> list[np.ndarray]:
-    found = []
-    for part in parts:
-        name = f"{layer}.{part}"
-        if name not in weights:
-            raise CrosstrainError("INVALID_WEIGHTS", f"{name!r} is missing", name)
-        found.append(np.asarray(weights[name], np.float32))
-    return found
-
-
 def _truth(value: bool) -> str:
     return "true" if value else "false"
-
-
-def _refused(layer: str, message: str) -> CrosstrainError:
-    return CrosstrainError("INVALID_MODEL", f"layer {layer!r} cannot be exported: {message}", f"model.layers[{layer}]")
