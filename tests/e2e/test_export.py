@@ -101,7 +101,6 @@ def networks() -> dict[str, Model]:
     lrn = LocalResponseNorm("lrn", 3, 0.3, 0.75, 1.5)
     head: tuple[Layer, ...] = (Flatten("flatten"), Relu("relu_flat"), Dropout("drop", 0.4), Dense("dense", 7))
     tail: tuple[Layer, ...] = (BatchNorm("norm_flat", 1e-3), Dense("out", 4, False))
-    # Before the ReLU, or zeros would do for minus infinity.
     pools = {
         "max": Pool("pool", "max", (3, 2), (2, 2), (0, 0), (0, 0), "ceil"),
         "max_uneven": Pool("pool", "max", (3, 3), (2, 1), (2, 0), (0, 1)),
@@ -111,11 +110,13 @@ def networks() -> dict[str, Model]:
         "average_counting": Pool("pool", "average", (4, 3), (3, 2), (1, 0), (3, 1), "ceil", True),
     }
     found = {
-        name: Model(name, (3, 9, 8), 4, (conv, BatchNorm("norm", 1e-3, 0.9), lrn, pool, Relu("relu"), *head, *tail))
+        name: Model(name, (3, 9, 8), 4, (conv, BatchNorm("norm", 1e-3, 0.9), Relu("relu"), lrn, pool, *head, *tail))
         for name, pool in pools.items()
     }
     pad = Pad("pad", (1, 0), (0, 2))
     found["flatten_before_norm"] = Model("other", (3, 5, 4), 4, (pad, Flatten("flatten"), *tail))
+    # Without a ReLU, behind or before which zeros would do for minus infinity.
+    found["max_negative"] = Model("max", (3, 9, 8), 4, (pools["max_uneven"], Flatten("flatten"), Dense("dense", 4)))
     # Names that PyTorch or Keras use themselves.
     own = Flatten("forward"), Dense("input", 4), Relu("train"), Dense("type", 3)
     found["names"] = Model("names", (2, 3, 2), 3, own)
