@@ -191,7 +191,7 @@ def test_a_second_run_compiles_nothing_and_no_lock_is_shared(tmp_path):
     """
     home = tmp_path / "home"
     variables, (value, compiled, published, folder) = _run(tmp_path, HOME=str(home))
-    assert (value, published) == (6.0, compiled + 2) and compiled > 0
+    assert (value, published) == (6.0, compiled) and compiled > 0
     assert not os.path.exists(variables[compiledir.VARIABLE]), "removed at exit"
     for base in (home / ".theano" / os.path.basename(folder), tmp_path / "old" / os.path.basename(folder)):
         (base / "lock_dir").mkdir(parents=True)

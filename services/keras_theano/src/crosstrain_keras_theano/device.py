@@ -19,6 +19,20 @@ from crosstrain_service.training import Execution
 
 from . import compiledir
 
+_NO_COMPILER = "Theano needs a C++ compiler (g++); without one it would compute in Python, a hundred times slower"
+
+
+def _import_error(error: Exception) -> CrosstrainError:
+    if type(error).__name__ == "MissingGXX":
+        return CrosstrainError("ENVIRONMENT", _NO_COMPILER)
+    # Theano 1.0.5 uses names that NumPy 1.22 and later no longer have.
+    return CrosstrainError(
+        "ENVIRONMENT",
+        "Theano cannot be imported with NumPy %s on Python %s (%s); Theano 1.0.5 runs with numpy==1.21.6 "
+        "on Python 3.7" % (np.__version__, platform.python_version(), error),
+    )
+
+
 compiledir.prepare()
 # Once per installation without g++ and similar; what matters is raised as an error by check().
 logging.getLogger("theano.tensor.blas").setLevel(logging.ERROR)
@@ -27,13 +41,11 @@ try:
     import theano.gof.cutils  # noqa: F401  built at its first import; better now than inside the first step
     import theano.tensor as T
     from theano.tensor.signal.pool import pool_2d
-except (AttributeError, ImportError, TypeError) as error:
-    # Theano 1.0.5 uses names that NumPy 1.22 and later no longer have.
-    raise CrosstrainError(
-        "ENVIRONMENT",
-        "Theano cannot be imported with NumPy %s on Python %s (%s); Theano 1.0.5 runs with numpy==1.21.6 "
-        "on Python 3.7" % (np.__version__, platform.python_version(), error),
-    ) from error
+except Exception as error:
+    raise _import_error(error) from error
+
+# What Theano builds at its import serves the next process as well, even if this one compiles nothing else.
+compiledir.publish(theano.config.compiledir)
 
 __all__ = [
     "T",
@@ -52,10 +64,7 @@ __all__ = [
 def check(execution: Execution) -> None:
     """Raises ``ENVIRONMENT`` unless Theano was set up as ``environment`` demands for this execution."""
     if not theano.config.cxx:
-        raise CrosstrainError(
-            "ENVIRONMENT",
-            "Theano needs a C++ compiler (g++); without one it would compute in Python, a hundred times slower",
-        )
+        raise CrosstrainError("ENVIRONMENT", _NO_COMPILER)
     found = "cpu" if theano.config.device == "cpu" else "cuda"
     if found != execution.device:
         raise CrosstrainError(
