@@ -30,7 +30,7 @@ def test_run_writes_results_and_prints_the_comparison(cli: Cli, job: Path, tmp_p
     ran = cli("run", job, "--results", tmp_path / "out")
     assert ran.code == 0, ran.err
     assert "torch@2.13.0" in ran.out
-    assert "max |loss - ref|" in ran.out
+    assert "|loss - reference|" in ran.out
     assert f"Results are in {tmp_path / 'out'}" in ran.out
     assert "torch@2.13.0 #0: succeeded" in ran.err
     assert (tmp_path / "out" / "results.csv").read_text().count("\n") == 3

@@ -118,8 +118,9 @@ class LiveTable(Silent):
         from rich.text import Text
 
         table = Table(title=f"job {record.job.job_id}", title_justify="left", box=box.SIMPLE_HEAD)
-        for name in ("run", "state", "steps", "loss", "samples/s", "remaining"):
-            table.add_column(name, justify="left" if name in ("run", "state") else "right")
+        # At most 80 columns for the longest names.
+        for name in ("run", "state", "steps", "loss", "samples/s", "left"):
+            table.add_column(name, justify="left" if name in ("run", "state") else "right", no_wrap=True)
         for run in record.runs.values():
             table.add_row(*(Text(printable(cell)) for cell in cells(run, self._total)))
         return table
@@ -134,7 +135,7 @@ def title(run: RunRecord) -> str:
 def cells(run: RunRecord, total: int) -> tuple[str, str, str, str, str, str]:
     """Name, state, steps, loss, samples per second and remaining time of a run."""
     if run.kind != run_pb2.RUN_KIND_TRAIN:
-        return title(run), run_state(run.state), f"{len(run.evaluations)} weights", "", "", ""
+        return f"{run.label} eval", run_state(run.state), f"{len(run.evaluations)} done", "", "", ""
     done = run.last_step + 1
     steps = f"{done}/{total}" if total else str(done)
     loss = "" if run.last_loss is None else f"{run.last_loss:.4f}"

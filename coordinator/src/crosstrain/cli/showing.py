@@ -6,13 +6,14 @@ from typing import Any
 
 from crosstrain.results import JobRecord, Results, RunRecord, summary
 from crosstrain.results.names import error_reason, job_state, run_state
-from crosstrain_protos.v1 import coordinator_pb2
+from crosstrain_protos.v1 import coordinator_pb2, run_pb2
 
 from .exits import COULD_NOT_RUN, INTERRUPTED, OK
 from .output import Output
 
-_HEADER = ("engine", "repeat", "state", "steps", "final loss", "test %", "train s", "samples/s", "peak MB")
-_AGAINST = ("max |loss - ref|, steps 0-9", "all steps", "first step > 1e-6")
+# Two tables of at most 80 columns each, since that is how wide many terminals are.
+_HEADER = ("engine", "steps", "loss", "test %", "train s", "samples/s", "peak MB")
+_AGAINST = ("|loss - reference|", "steps 0-9", "all steps", "first above 1e-6")
 
 
 def exit_code(record: JobRecord) -> int:
@@ -69,38 +70,38 @@ def comparison_table(output: Output, results: Results) -> None:
     if not runs:
         _evaluation_table(output, results)
         return
+    output.table("", _HEADER, [_row(run) for run in runs], "lrrrrrr")
+    if not results.differences:
+        return
     distances = {(item.engine, item.version, item.repeat): item for item in results.differences}
-    header = _HEADER + (_AGAINST if distances else ())
     rows = []
     for run in runs:
-        row = _row(run)
-        if distances:
-            item = distances.get((run.engine, run.version, run.repeat))
-            row += (
-                [None] * 3
-                if item is None
-                else [
-                    _scientific(item.early),
-                    _scientific(item.largest),
-                    "none" if item.first_above is None else item.first_above,
-                ]
-            )
-        rows.append(row)
-    output.table("", header, rows, "lrlrrrrrrrrr")
+        item = distances.get((run.engine, run.version, run.repeat))
+        if item is not None:
+            first = "none" if item.first_above is None else f"step {item.first_above}"
+            rows.append([_name(run), _scientific(item.early), _scientific(item.largest), first])
+    output.text()
+    output.table("", _AGAINST, rows, "lrrr")
 
 
 def cross_table(output: Output, results: Results) -> None:
-    """Accuracy of every engine's weights in every engine; in brackets images classified differently."""
+    """Accuracy of every engine's weights, and where another engine classifies an image otherwise with them.
+
+    The whole matrix is in cross_evaluation.csv.
+    """
     pairs = results.cross.pairs
     if not pairs:
         return
-    owners = list(dict.fromkeys(pair[0] for pair in pairs))
-    engines = list(dict.fromkeys(pair[1] for pair in pairs))
-    found = {(pair[0], pair[1]): f"{pair[2]:.2f}" + (f" ({pair[5]})" if pair[5] else "") for pair in pairs}
-    rows = [[owner, *(found.get((owner, engine), "") for engine in engines)] for owner in owners]
+    engines = len({pair[1] for pair in pairs})
+    rows = []
+    for owner in dict.fromkeys(pair[0] for pair in pairs):
+        mine = [pair for pair in pairs if pair[0] == owner]
+        own = next((pair for pair in mine if pair[1] == owner), mine[0])
+        otherwise = [f"{pair[5]} in {pair[1]}" for pair in mine if pair[5]]
+        rows.append([owner, f"{own[2]:.2f}", ", ".join(otherwise) or "none"])
     output.text()
-    title = "Test accuracy in %: weights of a row, evaluated in a column (images classified otherwise)"
-    output.table(title, ["weights of", *engines], rows, "l" + "r" * len(engines))
+    header = ("weights of", "test %", f"images classified otherwise in one of {engines} engines")
+    output.table("", header, rows, "lrl")
 
 
 def _evaluation_table(output: Output, results: Results) -> None:
@@ -125,10 +126,9 @@ def _row(run: RunRecord) -> list[Any]:
     if result is not None and result.train_seconds > 0:
         speed = f"{steps['samples'].sum() / result.train_seconds:.0f}"
     has_accuracy = result is not None and result.HasField("test_accuracy")
+    succeeded = run.state == run_pb2.RUN_STATE_SUCCEEDED
     return [
-        run.label,
-        run.repeat,
-        run_state(run.state),
+        _name(run) if succeeded else f"{_name(run)} ({run_state(run.state)})",
         run.last_step + 1,
         None if run.last_loss is None else f"{run.last_loss:.6f}",
         f"{100.0 * result.test_accuracy:.2f}" if result is not None and has_accuracy else None,
@@ -136,6 +136,11 @@ def _row(run: RunRecord) -> list[Any]:
         speed,
         f"{result.resources.memory_peak_bytes / 1e6:.0f}" if result is not None else None,
     ]
+
+
+def _name(run: RunRecord) -> str:
+    """Engine and version, with the repeat where it is not the first."""
+    return f"{run.label} #{run.repeat}" if run.repeat else run.label
 
 
 def _scientific(value: float | None) -> str | None:
