@@ -86,7 +86,7 @@ images, labels = load(arguments.data)
 with tempfile.TemporaryDirectory() as folder:
     paths = [os.path.join(folder, name) for name in ("train.prototxt", "solver.prototxt")]
     texts = (network(arguments.batch_size), SOLVER.format(net=paths[0]))
-    for path, text in zip(paths, texts, strict=True):
+    for path, text in zip(paths, texts):
         with open(path, "w") as file:
             file.write(text)
     caffe.set_mode_cpu()
