@@ -70,7 +70,7 @@ class Output:
         from rich.table import Table
         from rich.text import Text
 
-        table = Table(box=box.SIMPLE_HEAD)
+        table = Table(box=box.SIMPLE_HEAD, collapse_padding=True, pad_edge=False)
         for name, to_right in zip(header, aligned, strict=True):
             table.add_column(Text(name), justify="right" if to_right else "left", overflow="fold")
         for row in cells:

@@ -100,7 +100,7 @@ def cross_table(output: Output, results: Results) -> None:
         otherwise = [f"{pair[5]} in {pair[1]}" for pair in mine if pair[5]]
         rows.append([owner, f"{own[2]:.2f}", ", ".join(otherwise) or "none"])
     output.text()
-    header = ("weights of", "test %", f"images classified otherwise in one of {engines} engines")
+    header = ("weights of", "test %", f"classified otherwise in any of {engines} engines")
     output.table("", header, rows, "lrl")
 
 
