@@ -180,5 +180,7 @@ def test_the_command_line_prints_the_same_as_json(
     assert found["comparison"][0]["largest"] <= TOLERANCE
     exported = platform.crosstrain("export-results", found["job_id"], tmp_path / "exported")
     assert exported.code == 0
-    assert "|loss - reference|" in exported.out
-    assert len([line for line in exported.out.splitlines() if re.match(r"(reference|torch)@", line)]) == 2
+    # The runs, then how far the others are from the reference.
+    runs, distances = exported.out.split("|loss - reference|")
+    for table, lines in ((runs, 2), (distances, 1)):
+        assert len(re.findall(r"^(?:reference|torch)@", table, re.MULTILINE)) == lines
