@@ -23,7 +23,7 @@ from .processes import Platform
 
 KILLS = 20
 STEPS = 40
-RUNS = 20
+RUNS = 40
 
 DOCUMENT = f"""
 name: killed
