@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from crosstrain.compare.certificate.checks import Check
 from tests.conftest import Services
 from tests.support.catalogue import EngineId
 from tests.support.service import ServiceUnavailable
 
-from .checks import Check
 from .suite import Conformance
 
 #: (engine, kind of check) -> (worst check, case); filled by the tests.

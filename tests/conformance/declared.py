@@ -61,9 +61,7 @@ def documented(engine: str) -> dict[str, str]:
     """What the document says of an engine: sign by feature; empty if the engine has no column."""
     text = DOCUMENT.read_text(encoding="utf-8")
     block = text[text.index(_BEGIN) + len(_BEGIN) : text.index(_END)]
-    rows = [
-        [cell.strip() for cell in line.strip("|").split("|")] for line in block.splitlines() if "|" in line
-    ]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in block.splitlines() if "|" in line]
     if not rows or engine not in rows[0]:
         return {}
     column = rows[0].index(engine)

@@ -7,11 +7,11 @@ import sys
 import time
 from collections import defaultdict
 
+from crosstrain.compare.certificate.checks import Check, check_records
 from tests.support.catalogue import choose
 from tests.support.service import Service
 
 from .cases import CASES
-from .checks import Check, check_records
 from .suite import PRECISIONS, Conformance, lacking, wanted
 
 

@@ -10,12 +10,11 @@ from typing import Any
 
 import numpy as np
 
+from crosstrain.compare.certificate.checks import Problem
+from crosstrain.compare.certificate.platform_streams import masks_of_step, rows_of_step
+from crosstrain.compare.numerics.bounds import Arrays, network_of
 from crosstrain_reference import Network, Optimizer, cross_entropy, cross_entropy_gradient
 from crosstrain_service.training import Training
-
-from .bounds import Arrays, network_of
-from .checks import Problem
-from .platform_streams import masks_of_step, rows_of_step
 
 Update = Callable[[Training, Arrays, Arrays, Arrays, float, int], tuple[Arrays, Arrays]]
 
@@ -69,9 +68,7 @@ class Simulated:
         """Its gradient."""
         return cross_entropy_gradient(logits, labels)
 
-    def update(
-        self, params: Arrays, gradients: Arrays, state: Arrays, rate: float, step: int
-    ) -> tuple[Arrays, Arrays]:
+    def update(self, params: Arrays, gradients: Arrays, state: Arrays, rate: float, step: int) -> tuple[Arrays, Arrays]:
         """Parameters and state after a step counted from 0."""
         return reference_update(self.problem.training, params, gradients, state, rate, step)
 

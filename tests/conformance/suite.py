@@ -11,13 +11,13 @@ from typing import Any
 
 import grpc
 
+from crosstrain.compare.numerics.bounds import Arrays
 from crosstrain_protos.v1 import run_pb2, service_pb2
 from crosstrain_service import convert
 from crosstrain_service.capabilities import UNSUPPORTED, Feature
 from tests.support import messages
 from tests.support.service import Service, ServiceUnavailable, error_info, features
 
-from .bounds import Arrays
 from .cases import CASES, EXECUTION, Case
 
 PROBE_SECONDS = 1500.0
@@ -34,11 +34,7 @@ class Outcome:
 
 def lacking(case: Case, precision: str, declared: dict[str, Feature]) -> set[str]:
     """Features that the case needs and the engine does not declare."""
-    return {
-        name
-        for name in case.needs(precision)
-        if name not in declared or declared[name].support == UNSUPPORTED
-    }
+    return {name for name in case.needs(precision) if name not in declared or declared[name].support == UNSUPPORTED}
 
 
 def wanted(case: Case, precision: str, declared: dict[str, Feature]) -> bool:
@@ -98,9 +94,7 @@ class Conformance:
                 outcome.error = f"{end} (steps {missing})"
         return outcomes
 
-    def request(
-        self, run_id: str, cases: Iterable[Case], precision: str, **changes: Any
-    ) -> service_pb2.ProbeRequest:
+    def request(self, run_id: str, cases: Iterable[Case], precision: str, **changes: Any) -> service_pb2.ProbeRequest:
         """The probe of some cases; ``changes`` are settings of the execution."""
         execution = dataclasses.replace(self.execution, precision=precision, **changes)
         spec = run_pb2.ProbeSpec(execution=messages.execution(execution))

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from crosstrain.compare.certificate.checks import Check, check_records
+from crosstrain.compare.numerics.bounds import Arrays
 from crosstrain_reference import LRN, BatchNorm, Convolution, Flatten, Network, Pool, Relu
 from crosstrain_service.training import Training
 
-from .bounds import Arrays
 from .cases import BY_NAME, CASES
-from .checks import Check, check_records
 from .simulated import Simulated, optimizer_of, reference_update
 
 
@@ -97,9 +97,7 @@ class SameOrderEveryEpoch(Simulated):
         return super().rows(step % per_epoch)
 
 
-def _rate_outside_velocity(
-    training: Training, p: Arrays, g: Arrays, s: Arrays, rate: float, step: int
-) -> Any:
+def _rate_outside_velocity(training: Training, p: Arrays, g: Arrays, s: Arrays, rate: float, step: int) -> Any:
     before = training.learning_rates[max(step - 1, 0)]
     moved = {name: value * np.float32(rate / before) for name, value in s.items()}
     return reference_update(training, p, g, moved, rate, step)

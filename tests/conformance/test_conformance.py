@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from crosstrain.compare.certificate.checks import check_records
 from crosstrain_service.capabilities import EXACT
 from tests.support.catalogue import EngineId, choose
 
 from .cases import BY_NAME, CASES, Case
-from .checks import check_records
 from .conftest import note
 from .declared import LISTED, documented, sign
 from .suite import PRECISIONS, PROBE_SECONDS, Conformance, lacking, wanted
@@ -41,9 +41,7 @@ def known_failure(engine: EngineId, case: Case, precision: str) -> str:
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_case(
-    engine: EngineId, case: Case, precision: str, conformance: Callable[[EngineId], Conformance]
-) -> None:
+def test_case(engine: EngineId, case: Case, precision: str, conformance: Callable[[EngineId], Conformance]) -> None:
     suite = conformance(engine)
     if not wanted(case, precision, suite.declared):
         pytest.skip("in float64 only some cases are repeated")
@@ -94,9 +92,7 @@ def test_undeclared_setting_is_refused(
     assert ("no cuda:0" if feature == "device.cuda" else unsupported) in message
 
 
-def test_declared_features_are_documented(
-    engine: EngineId, conformance: Callable[[EngineId], Conformance]
-) -> None:
+def test_declared_features_are_documented(engine: EngineId, conformance: Callable[[EngineId], Conformance]) -> None:
     declared = conformance(engine).declared
     shown = documented(str(engine))
     assert shown, f"docs/semantics.md has no column for {engine}: run python -m tests.conformance.declared"

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
+from crosstrain.compare.numerics.bounds import network_of
 from crosstrain.exchange.caffe import import_caffe
 from crosstrain.exchange.caffe_export import export_caffe
 from crosstrain.exchange.exporting import Export
@@ -30,7 +31,6 @@ from crosstrain_service.model import (
     Pool,
     Relu,
 )
-from tests.conformance.bounds import network_of
 from tests.support import catalogue
 
 Arrays = dict[str, np.ndarray]

@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from crosstrain.compare.freerun.flips import first_flip
 from crosstrain_reference import Convolution, Network, Pool, Relu
-
-from .flips import first_flip
 
 NETWORK = Network(
     [

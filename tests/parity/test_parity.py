@@ -12,18 +12,17 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
+from crosstrain.compare.certificate.checks import Problem, check_records, group
+from crosstrain.compare.freerun.flips import Flip, first_flip
+from crosstrain.compare.numerics.bounds import network_of
 from crosstrain_protos.v1 import run_pb2, service_pb2
 from crosstrain_reference import Network
 from crosstrain_service import convert
 from crosstrain_service.training import Execution
-from tests.conformance.bounds import network_of
-from tests.conformance.checks import Problem, check_records, group
 from tests.conftest import Services
 from tests.support import jobs, messages
 from tests.support.catalogue import EngineId, choose
 from tests.support.service import Service
-
-from .flips import Flip, first_flip
 
 TOLERANCE = 1e-6
 STEPS = {"cnn2": 10, "cnn3": 10}
@@ -110,13 +109,9 @@ def test_parameters_and_certificate_of_the_first_step(
     record = first_steps(engine, work.model.name)
     after = group(record, "parameter_after")
     assert set(after) == set(expected.first.parameters)
-    worst = {
-        name: float(np.abs(after[name] - value).max()) for name, value in expected.first.parameters.items()
-    }
+    worst = {name: float(np.abs(after[name] - value).max()) for name, value in expected.first.parameters.items()}
     name = max(worst, key=worst.__getitem__)
-    MEASURED.append(
-        f"{str(engine):<24} {work.model.name} parameters after step 0: {worst[name]:.1e} ({name})"
-    )
+    MEASURED.append(f"{str(engine):<24} {work.model.name} parameters after step 0: {worst[name]:.1e} ({name})")
     assert worst[name] <= TOLERANCE
     problem = Problem(work.model, work.training, work.data, work.initial, record["input"].dtype)
     checks = list(check_records(problem, {0: record}))

@@ -8,13 +8,13 @@ from typing import NamedTuple
 
 import numpy as np
 
+from crosstrain.compare.certificate.platform_streams import Data, masks_of_step, rows_of_step
+from crosstrain.compare.numerics.bounds import network_of
 from crosstrain.data.digits import load_digits
 from crosstrain_reference import Forward, Optimizer
 from crosstrain_service import weights
 from crosstrain_service.model import Convolution, Dense, Dropout, Flatten, Layer, Model, Pool, Relu
 from crosstrain_service.training import Rule, Training
-from tests.conformance.bounds import network_of
-from tests.conformance.platform_streams import Data, masks_of_step, rows_of_step
 
 Arrays = dict[str, np.ndarray]
 LEARNING_RATE, MOMENTUM, BATCH, SEED = 0.05, 0.9, 64, 0

@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from crosstrain.compare.certificate.comparison import Problem
+from crosstrain.compare.certificate.platform_streams import Data
 from crosstrain_service import capabilities, weights
 from crosstrain_service.model import (
     Convolution,
@@ -19,9 +21,6 @@ from crosstrain_service.model import (
     Pool,
 )
 from crosstrain_service.training import Execution, Rule, Training
-
-from ..comparison import Problem
-from ..platform_streams import Data
 
 SGD = Rule("sgd", momentum=0.0, nesterov=False)
 EXECUTION = Execution(intra_threads=1)
@@ -149,9 +148,7 @@ def case(
         layers = [*layers, Flatten("flatten"), Dense("logits", classes)]
     model = Model("case", shape, classes, tuple(layers)).validate()
     if pixels is None:
-        pixels = (
-            random.uniform(-1, 1, (samples, *shape)) * (random.uniform(size=(samples, *shape)) > 0.3) * scale
-        )
+        pixels = random.uniform(-1, 1, (samples, *shape)) * (random.uniform(size=(samples, *shape)) > 0.3) * scale
         pixels = pixels.astype(np.float32)
     if labels is None:
         labels = random.randint(0, classes, len(pixels))
@@ -160,9 +157,7 @@ def case(
         if biases and not key.endswith(".weight"):
             tensors[key] = (value + random.uniform(-0.5, 0.5, value.shape)).astype(np.float32)
     for key, value in (initial or {}).items():
-        tensors[key] = np.ascontiguousarray(
-            np.broadcast_to(np.asarray(value, np.float32), tensors[key].shape)
-        )
+        tensors[key] = np.ascontiguousarray(np.broadcast_to(np.asarray(value, np.float32), tensors[key].shape))
     seed = training.pop("seed", random.randint(1000))
     per_epoch = -(-len(pixels) // batch)
     settings = Training(
@@ -176,9 +171,7 @@ def case(
     )
     test = None
     if evaluate:
-        test = Data(
-            random.uniform(-1, 1, (5, *shape)).astype(np.float32), random.randint(0, classes, 5), divisor
-        )
+        test = Data(random.uniform(-1, 1, (5, *shape)).astype(np.float32), random.randint(0, classes, 5), divisor)
     return Case(
         name,
         covers,

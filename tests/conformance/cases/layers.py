@@ -114,9 +114,7 @@ def layer_cases() -> list[Case]:
             samples=7,
             batch=5,
             evaluate=True,
-            initial={
-                "dense.weight": np.vstack([np.full((1, 8), 1e-2), np.random.RandomState(1).randn(3, 8)])
-            },
+            initial={"dense.weight": np.vstack([np.full((1, 8), 1e-2), np.random.RandomState(1).randn(3, 8)])},
         ),
         case(
             "batch_norm_twice",

@@ -43,12 +43,8 @@ def optimizer_cases() -> list[Case]:
             double=True,
         ),
         _tiny("nesterov_rate_drop", "Nesterov's form, rate falls at step 2", nesterov, drop),
-        _tiny(
-            "rmsprop", "mean square, rate falls", Rule("rmsprop", rho=0.9, epsilon=1e-7), drop, double=True
-        ),
-        _tiny(
-            "rmsprop_large_epsilon", "eps = 1 outside the root", Rule("rmsprop", rho=0.7, epsilon=1.0), varied
-        ),
+        _tiny("rmsprop", "mean square, rate falls", Rule("rmsprop", rho=0.9, epsilon=1e-7), drop, double=True),
+        _tiny("rmsprop_large_epsilon", "eps = 1 outside the root", Rule("rmsprop", rho=0.7, epsilon=1.0), varied),
         _tiny(
             "adagrad",
             "accumulator from 0",
@@ -116,9 +112,7 @@ def optimizer_cases() -> list[Case]:
             varied,
             weight_decay=WeightDecay(0.2, decoupled=True, include_biases=True),
         ),
-        _tiny(
-            "clip_active", "one norm over all tensors, not one each", SGD, 0.1, clip_norm=0.05, double=True
-        ),
+        _tiny("clip_active", "one norm over all tensors, not one each", SGD, 0.1, clip_norm=0.05, double=True),
         _tiny("clip_inactive", "gradients below the limit stay as they are", momentum, 0.1, clip_norm=1e4),
         case(
             "clip_small_norm",

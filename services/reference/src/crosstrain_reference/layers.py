@@ -15,6 +15,9 @@ from . import ops
 Shape = Tuple[int, ...]
 Arrays = Dict[str, np.ndarray]
 Statistics = Tuple[np.ndarray, np.ndarray]
+Params = Mapping[str, np.ndarray]
+Mask = Optional[np.ndarray]
+Given = Optional[Statistics]
 
 
 class Trace(NamedTuple):
@@ -99,11 +102,13 @@ class Convolution(Layer):
             shapes[self.name + ".bias"] = (self.out_channels,)
         return shapes
 
-    def forward(self, x, params, train=True, mask=None, statistics=None):
+    def forward(
+        self, x: np.ndarray, params: Params, train: bool = True, mask: Mask = None, statistics: Given = None
+    ) -> Tuple[np.ndarray, Trace]:
         w, b = params[self.name + ".weight"], _optional_bias(self, params, self.bias)
         return ops.convolution(x, w, b, self.stride, self.pad_begin, self.pad_end), Trace(x, train)
 
-    def backward(self, dy, trace, params):
+    def backward(self, dy: np.ndarray, trace: Trace, params: Params) -> Tuple[np.ndarray, Arrays]:
         w = params[self.name + ".weight"]
         dx, dw, db = ops.convolution_backward(dy, trace.x, w, self.stride, self.pad_begin, self.pad_end)
         return dx, _weight_gradients(self, dw, db, self.bias)
@@ -131,14 +136,16 @@ class Pool(Layer):
     def output_shape(self, shape: Shape) -> Shape:
         return ops.pool_output_shape((1,) + shape, *self._window())[1:]
 
-    def forward(self, x, params, train=True, mask=None, statistics=None):
+    def forward(
+        self, x: np.ndarray, params: Params, train: bool = True, mask: Mask = None, statistics: Given = None
+    ) -> Tuple[np.ndarray, Trace]:
         if self.kind == "max":
             y, indices = ops.max_pool(x, *self._window())
             return y, Trace(x, train, indices=indices)
         y = ops.average_pool(x, *self._window(), count_include_pad=self.count_include_pad)
         return y, Trace(x, train)
 
-    def backward(self, dy, trace, params):
+    def backward(self, dy: np.ndarray, trace: Trace, params: Params) -> Tuple[np.ndarray, Arrays]:
         shape = trace.x.shape
         if self.kind == "max":
             return ops.max_pool_backward(dy, trace.indices, shape, *self._window()), {}
@@ -164,11 +171,13 @@ class Dense(Layer):
             shapes[self.name + ".bias"] = (self.units,)
         return shapes
 
-    def forward(self, x, params, train=True, mask=None, statistics=None):
+    def forward(
+        self, x: np.ndarray, params: Params, train: bool = True, mask: Mask = None, statistics: Given = None
+    ) -> Tuple[np.ndarray, Trace]:
         w, b = params[self.name + ".weight"], _optional_bias(self, params, self.bias)
         return ops.dense(x, w, b), Trace(x, train)
 
-    def backward(self, dy, trace, params):
+    def backward(self, dy: np.ndarray, trace: Trace, params: Params) -> Tuple[np.ndarray, Arrays]:
         dx, dw, db = ops.dense_backward(dy, trace.x, params[self.name + ".weight"])
         return dx, _weight_gradients(self, dw, db, self.bias)
 
@@ -177,10 +186,12 @@ class Dense(Layer):
 class Relu(Layer):
     """``max(x, 0)``."""
 
-    def forward(self, x, params, train=True, mask=None, statistics=None):
+    def forward(
+        self, x: np.ndarray, params: Params, train: bool = True, mask: Mask = None, statistics: Given = None
+    ) -> Tuple[np.ndarray, Trace]:
         return ops.relu(x), Trace(x, train)
 
-    def backward(self, dy, trace, params):
+    def backward(self, dy: np.ndarray, trace: Trace, params: Params) -> Tuple[np.ndarray, Arrays]:
         return ops.relu_backward(dy, trace.x), {}
 
 
@@ -191,10 +202,12 @@ class Flatten(Layer):
     def output_shape(self, shape: Shape) -> Shape:
         return (int(np.prod(shape)),)
 
-    def forward(self, x, params, train=True, mask=None, statistics=None):
+    def forward(
+        self, x: np.ndarray, params: Params, train: bool = True, mask: Mask = None, statistics: Given = None
+    ) -> Tuple[np.ndarray, Trace]:
         return ops.flatten(x), Trace(x, train)
 
-    def backward(self, dy, trace, params):
+    def backward(self, dy: np.ndarray, trace: Trace, params: Params) -> Tuple[np.ndarray, Arrays]:
         return ops.unflatten(dy, trace.x.shape), {}
 
 
@@ -208,14 +221,16 @@ class Dropout(Layer):
         if not 0.0 <= self.rate < 1.0:
             raise ValueError(f"layer {self.name}: rate is {self.rate!r}, expected 0 <= rate < 1")
 
-    def forward(self, x, params, train=True, mask=None, statistics=None):
+    def forward(
+        self, x: np.ndarray, params: Params, train: bool = True, mask: Mask = None, statistics: Given = None
+    ) -> Tuple[np.ndarray, Trace]:
         if not train or (mask is None and self.rate == 0.0):
             return x.copy(), Trace(x, train)
         if mask is None:
             raise ValueError(f"layer {self.name}: training with dropout needs a mask")
         return ops.dropout(x, mask), Trace(x, train, mask=mask)
 
-    def backward(self, dy, trace, params):
+    def backward(self, dy: np.ndarray, trace: Trace, params: Params) -> Tuple[np.ndarray, Arrays]:
         return (dy.copy() if trace.mask is None else ops.dropout_backward(dy, trace.mask)), {}
 
 
@@ -229,7 +244,9 @@ class BatchNorm(Layer):
     def parameter_shapes(self, shape: Shape) -> Dict[str, Shape]:
         return {self.name + ".gamma": shape[:1], self.name + ".beta": shape[:1]}
 
-    def forward(self, x, params, train=True, mask=None, statistics=None):
+    def forward(
+        self, x: np.ndarray, params: Params, train: bool = True, mask: Mask = None, statistics: Given = None
+    ) -> Tuple[np.ndarray, Trace]:
         if train:
             statistics = ops.batch_statistics(x)
         elif statistics is None:
@@ -239,7 +256,7 @@ class BatchNorm(Layer):
         y = ops.batch_norm(x, gamma, beta, mean, var, self.eps)
         return y, Trace(x, train, statistics=(mean, var))
 
-    def backward(self, dy, trace, params):
+    def backward(self, dy: np.ndarray, trace: Trace, params: Params) -> Tuple[np.ndarray, Arrays]:
         mean, var = trace.statistics
         gamma = params[self.name + ".gamma"]
         dx, dgamma, dbeta = ops.batch_norm_backward(dy, trace.x, gamma, mean, var, self.eps, trace.train)
@@ -255,10 +272,12 @@ class LRN(Layer):
     beta: float
     k: float
 
-    def forward(self, x, params, train=True, mask=None, statistics=None):
+    def forward(
+        self, x: np.ndarray, params: Params, train: bool = True, mask: Mask = None, statistics: Given = None
+    ) -> Tuple[np.ndarray, Trace]:
         return ops.lrn(x, self.size, self.alpha, self.beta, self.k), Trace(x, train)
 
-    def backward(self, dy, trace, params):
+    def backward(self, dy: np.ndarray, trace: Trace, params: Params) -> Tuple[np.ndarray, Arrays]:
         return ops.lrn_backward(dy, trace.x, self.size, self.alpha, self.beta, self.k), {}
 
 
@@ -273,8 +292,10 @@ class Pad(Layer):
     def output_shape(self, shape: Shape) -> Shape:
         return ops.pad_output_shape((1,) + shape, self.pad_begin, self.pad_end)[1:]
 
-    def forward(self, x, params, train=True, mask=None, statistics=None):
+    def forward(
+        self, x: np.ndarray, params: Params, train: bool = True, mask: Mask = None, statistics: Given = None
+    ) -> Tuple[np.ndarray, Trace]:
         return ops.pad(x, self.pad_begin, self.pad_end, self.value), Trace(x, train)
 
-    def backward(self, dy, trace, params):
+    def backward(self, dy: np.ndarray, trace: Trace, params: Params) -> Tuple[np.ndarray, Arrays]:
         return ops.pad_backward(dy, trace.x.shape, self.pad_begin, self.pad_end), {}

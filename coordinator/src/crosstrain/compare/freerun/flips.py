@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from crosstrain_reference import Network, Pool, Relu, decision_flips
-from tests.conformance import bounds
-from tests.conformance.bounds import FLOAT32, Arrays, Bounded
+from crosstrain.compare.numerics import bounds
+from crosstrain.compare.numerics.bounds import FLOAT32, Arrays, Bounded
+from crosstrain_reference import Dropout, Flatten, Layer, Network, Pool, Relu, decision_flips
 
 
 @dataclass(frozen=True)
@@ -71,21 +71,21 @@ def first_flip(
 
 
 def _own_error(
-    layer: bounds.Layer, before: np.ndarray, error: np.ndarray, params: Arrays, shape: tuple[int, ...]
+    layer: Layer, before: np.ndarray, error: np.ndarray, params: Arrays, shape: tuple[int, ...]
 ) -> np.ndarray:
     """Rounding bound of a layer's output: its own where it computes, that of its input where it only
     chooses.
     """
-    if isinstance(layer, (Relu, bounds.Flatten)) or (isinstance(layer, Pool) and layer.kind == "max"):
+    if isinstance(layer, (Relu, Flatten)) or (isinstance(layer, Pool) and layer.kind == "max"):
         return layer.forward(error, params)[0] if not isinstance(layer, Relu) else error
-    if isinstance(layer, bounds.Dropout):
+    if isinstance(layer, Dropout):
         return error
     piece = bounds.forward(layer, Bounded(before), params, FLOAT32)
     return np.asarray(piece.output.error).reshape(shape)
 
 
 def _describe(
-    layer: bounds.Layer,
+    layer: Layer,
     step: int,
     found: np.ndarray,
     before: np.ndarray,

@@ -7,11 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from crosstrain.compare.certificate.comparison import Check, Problem, compare, group
+from crosstrain.compare.numerics import bounds
+from crosstrain.compare.numerics.bounds import Arithmetic, Arrays, Bounded
 from crosstrain_reference import BatchNorm, Network
-
-from . import bounds
-from .bounds import Arithmetic, Arrays, Bounded
-from .comparison import Check, Problem, compare, group
 
 
 def check_evaluation(problem: Problem, network: Network, last: Arrays, record: Arrays) -> Iterator[Check]:
@@ -33,9 +32,7 @@ def check_evaluation(problem: Problem, network: Network, last: Arrays, record: A
             yield compare("statistics", name, -1, found.get(name), wanted)
     x = Bounded(arithmetic.wide(problem.test.inputs(np.arange(len(problem.test.labels)))))
     for layer in network.layers:
-        x = bounds.forward(
-            layer, x, params, arithmetic, train=False, statistics=statistics.get(layer.name)
-        ).output
+        x = bounds.forward(layer, x, params, arithmetic, train=False, statistics=statistics.get(layer.name)).output
     yield compare("evaluation", "logits", -1, record.get("logits"), x)
 
 
@@ -79,7 +76,5 @@ def _moments(x: Bounded, arithmetic: Arithmetic) -> np.ndarray:
     square = np.square(x.value).mean(axis=axes)
     incoming = np.zeros_like(x.value) + x.error
     mean_error = rounding * np.abs(x.value).mean(axis=axes) + incoming.mean(axis=axes)
-    square_error = (
-        rounding * square + 2 * (np.abs(x.value) * incoming).mean(axis=axes) + 2 * np.abs(mean) * mean_error
-    )
+    square_error = rounding * square + 2 * (np.abs(x.value) * incoming).mean(axis=axes) + 2 * np.abs(mean) * mean_error
     return np.stack([mean, mean_error, square, square_error])

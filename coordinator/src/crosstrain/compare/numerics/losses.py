@@ -6,9 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from crosstrain.compare.numerics.bounds import Arithmetic, Bounded
 from crosstrain_reference import cross_entropy_gradient, softmax
-
-from .bounds import Arithmetic, Bounded
 
 
 def loss_gradient(logits: np.ndarray, labels: np.ndarray, incoming: Any, arithmetic: Arithmetic) -> Bounded:

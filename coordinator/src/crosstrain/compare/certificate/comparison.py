@@ -8,11 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from crosstrain.compare.certificate.platform_streams import Data
+from crosstrain.compare.numerics.bounds import Arrays, Bounded
 from crosstrain_service.model import Model
 from crosstrain_service.training import Training
-
-from .bounds import Arrays, Bounded
-from .platform_streams import Data
 
 
 @dataclass(frozen=True)
@@ -48,9 +47,7 @@ class Problem:
     test: Data | None = None
 
 
-def compare(
-    kind: str, subject: str, step: int, found: np.ndarray | None, wanted: Bounded, note: str = ""
-) -> Check:
+def compare(kind: str, subject: str, step: int, found: np.ndarray | None, wanted: Bounded, note: str = "") -> Check:
     """Compares element by element; a missing, misshapen or not finite value fails."""
     if found is None:
         return Check(kind, subject, step, np.inf, ": not recorded")

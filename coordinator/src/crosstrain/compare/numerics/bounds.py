@@ -16,10 +16,13 @@ of whole networks from those of their layers.
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from crosstrain.compare.numerics import normalisation
+from crosstrain.compare.numerics.rounding import FLOAT32, FLOAT64, Arithmetic, Arrays, Bounded, arithmetic_of
 from crosstrain_reference import (
     LRN,
     BatchNorm,
@@ -36,9 +39,6 @@ from crosstrain_reference import (
 )
 from crosstrain_reference.ops.windows import Geometry
 from crosstrain_service import model as plain
-
-from . import normalisation
-from .rounding import FLOAT32, FLOAT64, Arithmetic, Arrays, Bounded, arithmetic_of
 
 __all__ = [
     "FLOAT32",
@@ -111,7 +111,7 @@ def forward(
             error = error + layer.forward(x.error, without, train)[0]
     elif isinstance(layer, Pool) and layer.kind == "average":
         size, _ = layer.forward(np.abs(x.value), params, train)
-        error = arithmetic.sum_of(np.prod(layer.kernel)) * size
+        error = arithmetic.sum_of(math.prod(layer.kernel)) * size
         if carried:
             error = error + layer.forward(x.error, params, train)[0]
     elif isinstance(layer, Dropout):
@@ -142,9 +142,7 @@ def backward(
     moved = np.zeros_like(trace.x) + x_error
     largest = np.abs(dy.value) + incoming
     if isinstance(layer, BatchNorm):
-        return normalisation.batch_norm_backward_error(
-            layer, dy, dx, gradients, trace, params, arithmetic, moved
-        )
+        return normalisation.batch_norm_backward_error(layer, dy, dx, gradients, trace, params, arithmetic, moved)
     if isinstance(layer, LRN):
         return Bounded(dx, normalisation.lrn_backward_error(layer, dy, trace.x, moved, arithmetic)), {}
     if isinstance(layer, (Convolution, Dense)):
@@ -162,7 +160,7 @@ def backward(
             bounded[name] = Bounded(value, error)
         return Bounded(dx, arithmetic.sum_of(inputs) * sizes[0] + carried[0]), bounded
     if isinstance(layer, Pool):
-        overlap = np.prod([-(-k // s) for k, s in zip(layer.kernel, layer.stride, strict=True)])
+        overlap = math.prod([-(-k // s) for k, s in zip(layer.kernel, layer.stride, strict=True)])
         error = layer.backward(incoming, trace, params)[0]
         if layer.kind == "average" or overlap > 1:
             error = error + arithmetic.sum_of(overlap) * layer.backward(np.abs(dy.value), trace, params)[0]
@@ -201,7 +199,7 @@ def _absolute(params: Arrays) -> Arrays:
 
 def _fan_in(layer: Layer, params: Arrays) -> int:
     weight = params[layer.name + ".weight"]
-    return weight.size // weight.shape[0]
+    return int(weight.size // weight.shape[0])
 
 
 def tied(layer: Layer, x: np.ndarray) -> np.ndarray:

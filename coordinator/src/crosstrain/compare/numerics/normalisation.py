@@ -6,9 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from crosstrain.compare.numerics.rounding import Arithmetic, Arrays, Bounded
 from crosstrain_reference import LRN, BatchNorm, Trace
-
-from .rounding import Arithmetic, Arrays, Bounded
 
 
 def _spread(per_channel: Any, like: np.ndarray) -> np.ndarray:
@@ -36,9 +35,7 @@ def _batch_norm_parts(layer: BatchNorm, x: Bounded, trace: Trace, arithmetic: Ar
         variance_error = np.zeros_like(variance)
     # Frameworks also compute x (gamma r) + (beta - m gamma r): the roundings are those of |x| + |m|.
     shifted = (
-        _spread(mean_error, x.value)
-        + x.error
-        + arithmetic.floor * (np.abs(x.value) + _spread(np.abs(mean), x.value))
+        _spread(mean_error, x.value) + x.error + arithmetic.floor * (np.abs(x.value) + _spread(np.abs(mean), x.value))
     )
     relative = 0.5 * variance_error / (variance + layer.eps) + arithmetic.floor
     error = shifted * _spread(inverse, x.value) + np.abs(normalised) * _spread(relative, x.value)
@@ -65,9 +62,7 @@ def batch_norm_backward_error(
     moved: np.ndarray,
 ) -> tuple[Bounded, dict[str, Bounded]]:
     like = dx
-    inverse, normalised, error, relative = _batch_norm_parts(
-        layer, Bounded(trace.x, moved), trace, arithmetic
-    )
+    inverse, normalised, error, relative = _batch_norm_parts(layer, Bounded(trace.x, moved), trace, arithmetic)
     axes = (0, *range(2, like.ndim))
     count = like.size // like.shape[1]
     rounding = arithmetic.sum_of(count)
@@ -107,9 +102,7 @@ def _channel_sum(x: np.ndarray, size: int) -> np.ndarray:
 
 def _lrn_relative(layer: LRN, scale: np.ndarray, arithmetic: Arithmetic) -> np.ndarray:
     """Relative bound of scale^-beta: that of the scale times beta, and of a power by logarithm."""
-    return layer.beta * arithmetic.sum_of(layer.size) + arithmetic.floor * (
-        1 + layer.beta * np.abs(np.log(scale))
-    )
+    return layer.beta * arithmetic.sum_of(layer.size) + arithmetic.floor * (1 + layer.beta * np.abs(np.log(scale)))
 
 
 def lrn_error(layer: LRN, x: Bounded, y: np.ndarray, arithmetic: Arithmetic) -> np.ndarray:
@@ -122,9 +115,7 @@ def lrn_error(layer: LRN, x: Bounded, y: np.ndarray, arithmetic: Arithmetic) -> 
     return error
 
 
-def lrn_backward_error(
-    layer: LRN, dy: Bounded, x: np.ndarray, moved: np.ndarray, arithmetic: Arithmetic
-) -> np.ndarray:
+def lrn_backward_error(layer: LRN, dy: Bounded, x: np.ndarray, moved: np.ndarray, arithmetic: Arithmetic) -> np.ndarray:
     """dx = dy p - 2 alpha beta x S(dy x p / s), p = s^-beta, S the sum over channels, term by term."""
     scale = _lrn_scale(layer, x)
     power = scale**-layer.beta

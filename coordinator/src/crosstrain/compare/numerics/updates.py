@@ -16,9 +16,8 @@ from typing import Any
 
 import numpy as np
 
+from crosstrain.compare.numerics.bounds import Arithmetic, Arrays, Bounded
 from crosstrain_service.training import Training
-
-from .bounds import Arithmetic, Arrays, Bounded
 
 _EQUAL_FORMS = 2.0
 
@@ -56,10 +55,7 @@ class Approximate:
         value = np.sqrt(self.value)
         return self._rounded(
             value,
-            value
-            - np.sqrt(np.maximum(self.value - self.error, 0))
-            + np.sqrt(self.value + self.error)
-            - value,
+            value - np.sqrt(np.maximum(self.value - self.error, 0)) + np.sqrt(self.value + self.error) - value,
         )
 
 
@@ -87,11 +83,7 @@ def expected(
     after: dict[str, Bounded] = {}
     state_after: dict[str, Bounded] = {}
     for name, value in params.items():
-        old = {
-            key[len(name) + 1 :]: rule.stored(item)
-            for key, item in state.items()
-            if key.rsplit(".", 1)[0] == name
-        }
+        old = {key[len(name) + 1 :]: rule.stored(item) for key, item in state.items() if key.rsplit(".", 1)[0] == name}
         new, kept = rule.update(name, Approximate(arithmetic.wide(value), 0.0, arithmetic), taken[name], old)
         after[name] = Bounded(new.value, _EQUAL_FORMS * new.error)
         for key, item in kept.items():

@@ -8,12 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from crosstrain.compare.certificate.comparison import Check, Problem, compare, group
+from crosstrain.compare.numerics import bounds, updates
+from crosstrain.compare.numerics.bounds import Arithmetic, Arrays, Bounded
+from crosstrain.compare.numerics.losses import loss_gradient
 from crosstrain_reference import Network
-
-from . import bounds, updates
-from .bounds import Arithmetic, Arrays, Bounded
-from .comparison import Check, Problem, compare, group
-from .losses import loss_gradient
 
 
 def check_update(
@@ -33,9 +32,7 @@ def check_update(
     """
     params, gradients = group(record, "parameter"), group(record, "gradient")
     if set(params) != set(gradients):
-        yield Check(
-            "update", ", ".join(sorted(set(params) ^ set(gradients))), step, np.inf, ": no gradient recorded"
-        )
+        yield Check("update", ", ".join(sorted(set(params) ^ set(gradients))), step, np.inf, ": no gradient recorded")
         return
     try:
         open_checks = list(_update(problem, step, record, arithmetic, {}))

@@ -46,9 +46,7 @@ def masks_of_step(model: Model, samples: int, training: Training, step: int) -> 
     masks = {}
     layers = [layer for layer in model.layers if isinstance(layer, Dropout)]
     for index, layer in enumerate(layers):
-        draws = np.random.RandomState([training.seed, step, index]).random_sample(
-            (samples, *shapes[layer.name])
-        )
+        draws = np.random.RandomState([training.seed, step, index]).random_sample((samples, *shapes[layer.name]))
         scale = np.float32(1) / np.float32(1 - layer.rate)
         masks[layer.name] = np.where(draws >= layer.rate, scale, np.float32(0))
     return masks

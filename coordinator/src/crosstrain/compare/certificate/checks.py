@@ -13,18 +13,17 @@ from typing import Any
 
 import numpy as np
 
+from crosstrain.compare.certificate.comparison import Check, Problem, compare, group, identical
+from crosstrain.compare.certificate.evaluation_checks import check_evaluation
+from crosstrain.compare.certificate.platform_streams import masks_of_step, rows_of_step
+from crosstrain.compare.certificate.update_checks import check_update
+from crosstrain.compare.numerics import bounds
+from crosstrain.compare.numerics.bounds import Arithmetic, Arrays, Bounded
+from crosstrain.compare.numerics.losses import loss_gradient
 from crosstrain_reference import (
     Network,
     cross_entropy,
 )
-
-from . import bounds
-from .bounds import Arithmetic, Arrays, Bounded
-from .comparison import Check, Problem, compare, group, identical
-from .evaluation_checks import check_evaluation
-from .losses import loss_gradient
-from .platform_streams import masks_of_step, rows_of_step
-from .update_checks import check_update
 
 
 def check_records(problem: Problem, records: Mapping[int, Arrays]) -> Iterator[Check]:
@@ -43,9 +42,7 @@ def check_records(problem: Problem, records: Mapping[int, Arrays]) -> Iterator[C
                 {name: value.astype(problem.dtype) for name, value in problem.initial.items()},
             )
         if before is not None and before[0] == step - 1:
-            yield from _equal_group(
-                "continuity", step, record, "parameter", group(before[1], "parameter_after")
-            )
+            yield from _equal_group("continuity", step, record, "parameter", group(before[1], "parameter_after"))
             yield from _equal_group("continuity", step, record, "state", group(before[1], "state_after"))
         before = (step, record)
     if -1 in records and before is not None:
@@ -109,9 +106,7 @@ def _check_batch(problem: Problem, step: int, record: Arrays) -> Iterator[Check]
     yield identical("input", "labels", step, record.get("labels"), problem.data.labels[rows])
     masks = masks_of_step(problem.model, len(rows), problem.training, step)
     for name, mask in masks.items():
-        yield identical(
-            "input", f"mask of {name}", step, record.get(f"mask/{name}"), mask.astype(problem.dtype)
-        )
+        yield identical("input", f"mask of {name}", step, record.get(f"mask/{name}"), mask.astype(problem.dtype))
     rate = np.float64(problem.training.learning_rates[step])
     yield identical("input", "learning rate", step, record.get("learning_rate"), np.asarray(rate))
 

@@ -1,0 +1,1 @@
+"""Local checks of recorded training steps."""

@@ -1,0 +1,1 @@
+"""Free runs: where they part and why."""

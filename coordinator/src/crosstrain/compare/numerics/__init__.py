@@ -1,0 +1,1 @@
+"""Reference arithmetic with rounding bounds."""
