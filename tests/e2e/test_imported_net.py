@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import os
 import subprocess
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -100,7 +99,8 @@ def imported(tmp_path_factory: pytest.TempPathFactory) -> Imported:
     )
     found = import_caffe(NET, SOLVER, (folder / "net.caffemodel").read_bytes())
     assert found.weights is not None
-    return Imported(found.model, found.weights, x, np.load(folder / "logits.npy"), reference(found.model, found.weights, x))
+    wanted = reference(found.model, found.weights, x)
+    return Imported(found.model, found.weights, x, np.load(folder / "logits.npy"), wanted)
 
 
 def reference(model: Model, weights: dict[str, np.ndarray], x: np.ndarray) -> Bounded:
