@@ -67,6 +67,30 @@ ROUND_MODE_CEIL: RoundMode.ValueType  # 2
 """A last partial window counts if it starts inside the input or its left padding."""
 Global___RoundMode: _TypeAlias = RoundMode  # noqa: Y015
 
+class _LrnRegion:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _LrnRegionEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_LrnRegion.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    LRN_REGION_UNSPECIFIED: _LrnRegion.ValueType  # 0
+    """Not set: across channels."""
+    LRN_REGION_ACROSS_CHANNELS: _LrnRegion.ValueType  # 1
+    """Neighbouring channels at the same position."""
+    LRN_REGION_WITHIN_CHANNEL: _LrnRegion.ValueType  # 2
+    """Neighbouring positions of the same channel: a line of size, or a square of size x size."""
+
+class LrnRegion(_LrnRegion, metaclass=_LrnRegionEnumTypeWrapper):
+    """What the window of a local response normalisation spans."""
+
+LRN_REGION_UNSPECIFIED: LrnRegion.ValueType  # 0
+"""Not set: across channels."""
+LRN_REGION_ACROSS_CHANNELS: LrnRegion.ValueType  # 1
+"""Neighbouring channels at the same position."""
+LRN_REGION_WITHIN_CHANNEL: LrnRegion.ValueType  # 2
+"""Neighbouring positions of the same channel: a line of size, or a square of size x size."""
+Global___LrnRegion: _TypeAlias = LrnRegion  # noqa: Y015
+
 @_typing.final
 class Model(_message.Message):
     """A sequential classification network. The loss is always the mean softmax
@@ -155,7 +179,7 @@ class Layer(_message.Message):
 
     @_builtins.property
     def local_response_norm(self) -> Global___LocalResponseNorm:
-        """Local response normalisation across channels."""
+        """Local response normalisation across or within channels."""
 
     @_builtins.property
     def pad(self) -> Global___Pad:
@@ -414,7 +438,7 @@ Global___BatchNorm: _TypeAlias = BatchNorm  # noqa: Y015
 
 @_typing.final
 class LocalResponseNorm(_message.Message):
-    """y = x / (k + alpha_sum * sum of x^2 over a window of channels)^beta."""
+    """y = x / (k + alpha_sum * sum of x^2 over a window)^beta; outside the input x counts as zero."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -422,14 +446,17 @@ class LocalResponseNorm(_message.Message):
     ALPHA_SUM_FIELD_NUMBER: _builtins.int
     BETA_FIELD_NUMBER: _builtins.int
     K_FIELD_NUMBER: _builtins.int
+    REGION_FIELD_NUMBER: _builtins.int
     size: _builtins.int
-    """Window size in channels, odd."""
+    """Window size, odd: in channels, or within a channel in every spatial dimension."""
     alpha_sum: _builtins.float
     """Factor of the sum of squares (not of their mean)."""
     beta: _builtins.float
     """Exponent."""
     k: _builtins.float
     """Additive constant, greater than 0."""
+    region: Global___LrnRegion.ValueType
+    """What the window spans."""
     def __init__(
         self,
         *,
@@ -437,10 +464,11 @@ class LocalResponseNorm(_message.Message):
         alpha_sum: _builtins.float = ...,
         beta: _builtins.float = ...,
         k: _builtins.float = ...,
+        region: Global___LrnRegion.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["alpha_sum", b"alpha_sum", "beta", b"beta", "k", b"k", "size", b"size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["alpha_sum", b"alpha_sum", "beta", b"beta", "k", b"k", "region", b"region", "size", b"size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
