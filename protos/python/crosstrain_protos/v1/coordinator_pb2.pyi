@@ -24,6 +24,82 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class _Verdict:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _VerdictEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Verdict.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    VERDICT_UNSPECIFIED: _Verdict.ValueType  # 0
+    """Not decided."""
+    VERDICT_IDENTICAL: _Verdict.ValueType  # 1
+    """All compared tensors and losses are bitwise equal."""
+    VERDICT_ROUNDING: _Verdict.ValueType  # 2
+    """They differ by rounding and by nothing else."""
+    VERDICT_MISMATCH: _Verdict.ValueType  # 3
+    """They compute different functions."""
+    VERDICT_INCONCLUSIVE: _Verdict.ValueType  # 4
+    """The evidence is not enough."""
+
+class Verdict(_Verdict, metaclass=_VerdictEnumTypeWrapper):
+    """Whether engines computed the same function."""
+
+VERDICT_UNSPECIFIED: Verdict.ValueType  # 0
+"""Not decided."""
+VERDICT_IDENTICAL: Verdict.ValueType  # 1
+"""All compared tensors and losses are bitwise equal."""
+VERDICT_ROUNDING: Verdict.ValueType  # 2
+"""They differ by rounding and by nothing else."""
+VERDICT_MISMATCH: Verdict.ValueType  # 3
+"""They compute different functions."""
+VERDICT_INCONCLUSIVE: Verdict.ValueType  # 4
+"""The evidence is not enough."""
+Global___Verdict: _TypeAlias = Verdict  # noqa: Y015
+
+class _RunPurpose:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _RunPurposeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RunPurpose.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    RUN_PURPOSE_UNSPECIFIED: _RunPurpose.ValueType  # 0
+    """Not set: by the kind of the run."""
+    RUN_PURPOSE_TRAIN: _RunPurpose.ValueType  # 1
+    """Trains, as the job asks."""
+    RUN_PURPOSE_EVALUATE: _RunPurpose.ValueType  # 2
+    """Evaluates weights."""
+    RUN_PURPOSE_PROBE: _RunPurpose.ValueType  # 3
+    """Records a few steps of small batches, to be checked piece by piece."""
+    RUN_PURPOSE_ENVELOPE: _RunPurpose.ValueType  # 4
+    """Trains from initial parameters moved by one unit in the last place. Its losses say how far
+    rounding drives curves apart; they are no result of the job.
+    """
+    RUN_PURPOSE_FLIP: _RunPurpose.ValueType  # 5
+    """Records the steps at which the losses of two engines part, to find the first decision that
+    they take differently.
+    """
+
+class RunPurpose(_RunPurpose, metaclass=_RunPurposeEnumTypeWrapper):
+    """What a run of a job is for."""
+
+RUN_PURPOSE_UNSPECIFIED: RunPurpose.ValueType  # 0
+"""Not set: by the kind of the run."""
+RUN_PURPOSE_TRAIN: RunPurpose.ValueType  # 1
+"""Trains, as the job asks."""
+RUN_PURPOSE_EVALUATE: RunPurpose.ValueType  # 2
+"""Evaluates weights."""
+RUN_PURPOSE_PROBE: RunPurpose.ValueType  # 3
+"""Records a few steps of small batches, to be checked piece by piece."""
+RUN_PURPOSE_ENVELOPE: RunPurpose.ValueType  # 4
+"""Trains from initial parameters moved by one unit in the last place. Its losses say how far
+rounding drives curves apart; they are no result of the job.
+"""
+RUN_PURPOSE_FLIP: RunPurpose.ValueType  # 5
+"""Records the steps at which the losses of two engines part, to find the first decision that
+they take differently.
+"""
+Global___RunPurpose: _TypeAlias = RunPurpose  # noqa: Y015
+
 class _JobState:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -33,11 +109,11 @@ class _JobStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_JobState.Val
     JOB_STATE_UNSPECIFIED: _JobState.ValueType  # 0
     """Not set."""
     JOB_STATE_RUNNING: _JobState.ValueType  # 1
-    """Some runs have not ended."""
+    """Some runs have not ended, or the verdict is not there yet."""
     JOB_STATE_SUCCEEDED: _JobState.ValueType  # 2
-    """All runs succeeded."""
+    """All runs that train or evaluate succeeded."""
     JOB_STATE_FAILED: _JobState.ValueType  # 3
-    """At least one run failed."""
+    """At least one run that trains or evaluates failed."""
     JOB_STATE_CANCELLED: _JobState.ValueType  # 4
     """Cancelled."""
 
@@ -47,11 +123,11 @@ class JobState(_JobState, metaclass=_JobStateEnumTypeWrapper):
 JOB_STATE_UNSPECIFIED: JobState.ValueType  # 0
 """Not set."""
 JOB_STATE_RUNNING: JobState.ValueType  # 1
-"""Some runs have not ended."""
+"""Some runs have not ended, or the verdict is not there yet."""
 JOB_STATE_SUCCEEDED: JobState.ValueType  # 2
-"""All runs succeeded."""
+"""All runs that train or evaluate succeeded."""
 JOB_STATE_FAILED: JobState.ValueType  # 3
-"""At least one run failed."""
+"""At least one run that trains or evaluates failed."""
 JOB_STATE_CANCELLED: JobState.ValueType  # 4
 """Cancelled."""
 Global___JobState: _TypeAlias = JobState  # noqa: Y015
@@ -148,6 +224,9 @@ class Job(_message.Message):
     INITIAL_WEIGHTS_DIGEST_FIELD_NUMBER: _builtins.int
     LEARNING_RATES_DIGEST_FIELD_NUMBER: _builtins.int
     REMARKS_FIELD_NUMBER: _builtins.int
+    VERDICT_FIELD_NUMBER: _builtins.int
+    VERDICT_DIGEST_FIELD_NUMBER: _builtins.int
+    VERDICT_ERROR_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
     """Its id."""
     name: _builtins.str
@@ -162,6 +241,12 @@ class Job(_message.Message):
     """SHA-256 of the initial parameters all engines start from."""
     learning_rates_digest: _builtins.str
     """SHA-256 of the learning rates."""
+    verdict: Global___Verdict.ValueType
+    """What was decided about the job; unspecified as long as nothing is, and where no verdict was
+    asked for.
+    """
+    verdict_digest: _builtins.str
+    """SHA-256 of the verdict document, JSON; empty as long as there is none."""
     @_builtins.property
     def create_time(self) -> _timestamp_pb2.Timestamp:
         """When it was created."""
@@ -192,6 +277,10 @@ class Job(_message.Message):
         training data.
         """
 
+    @_builtins.property
+    def verdict_error(self) -> _errors_pb2.Error:
+        """Why there is no verdict though one was asked for; unset otherwise."""
+
     def __init__(
         self,
         *,
@@ -209,10 +298,13 @@ class Job(_message.Message):
         initial_weights_digest: _builtins.str = ...,
         learning_rates_digest: _builtins.str = ...,
         remarks: _abc.Iterable[_run_pb2.LogLine] | None = ...,
+        verdict: Global___Verdict.ValueType = ...,
+        verdict_digest: _builtins.str = ...,
+        verdict_error: _errors_pb2.Error | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "end_time", b"end_time", "error", b"error", "test", b"test", "train", b"train"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "end_time", b"end_time", "error", b"error", "test", b"test", "train", b"train", "verdict_error", b"verdict_error"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "document", b"document", "end_time", b"end_time", "error", b"error", "initial_weights_digest", b"initial_weights_digest", "job_id", b"job_id", "last_sequence", b"last_sequence", "learning_rates_digest", b"learning_rates_digest", "name", b"name", "remarks", b"remarks", "runs", b"runs", "state", b"state", "test", b"test", "train", b"train"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "document", b"document", "end_time", b"end_time", "error", b"error", "initial_weights_digest", b"initial_weights_digest", "job_id", b"job_id", "last_sequence", b"last_sequence", "learning_rates_digest", b"learning_rates_digest", "name", b"name", "remarks", b"remarks", "runs", b"runs", "state", b"state", "test", b"test", "train", b"train", "verdict", b"verdict", "verdict_digest", b"verdict_digest", "verdict_error", b"verdict_error"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -229,10 +321,17 @@ class JobRun(_message.Message):
     RUN_FIELD_NUMBER: _builtins.int
     RESULT_FIELD_NUMBER: _builtins.int
     EVALUATIONS_FIELD_NUMBER: _builtins.int
+    PURPOSE_FIELD_NUMBER: _builtins.int
+    CERTIFICATE_DIGEST_FIELD_NUMBER: _builtins.int
+    CERTIFICATE_ERROR_FIELD_NUMBER: _builtins.int
     repeat: _builtins.int
     """Repeat, from 0."""
     service: _builtins.str
     """Name of the service instance that has it."""
+    purpose: Global___RunPurpose.ValueType
+    """What the run is for."""
+    certificate_digest: _builtins.str
+    """SHA-256 of what the checks of a probe run found, JSON; empty before they are done."""
     @_builtins.property
     def run(self) -> _run_pb2.Run:
         """The run as last seen."""
@@ -245,6 +344,10 @@ class JobRun(_message.Message):
     def evaluations(self) -> _containers.RepeatedCompositeFieldContainer[_run_pb2.Evaluated]:
         """Results of an evaluation run, as far as they have come."""
 
+    @_builtins.property
+    def certificate_error(self) -> _errors_pb2.Error:
+        """Why a probe run could not be checked; unset if it was."""
+
     def __init__(
         self,
         *,
@@ -253,10 +356,13 @@ class JobRun(_message.Message):
         run: _run_pb2.Run | None = ...,
         result: _run_pb2.TrainResult | None = ...,
         evaluations: _abc.Iterable[_run_pb2.Evaluated] | None = ...,
+        purpose: Global___RunPurpose.ValueType = ...,
+        certificate_digest: _builtins.str = ...,
+        certificate_error: _errors_pb2.Error | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["result", b"result", "run", b"run"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["certificate_error", b"certificate_error", "result", b"result", "run", b"run"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["evaluations", b"evaluations", "repeat", b"repeat", "result", b"result", "run", b"run", "service", b"service"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["certificate_digest", b"certificate_digest", "certificate_error", b"certificate_error", "evaluations", b"evaluations", "purpose", b"purpose", "repeat", b"repeat", "result", b"result", "run", b"run", "service", b"service"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -422,6 +528,7 @@ class JobEvent(_message.Message):
     RUN_EVENT_FIELD_NUMBER: _builtins.int
     STATE_CHANGED_FIELD_NUMBER: _builtins.int
     RUN_CHANGED_FIELD_NUMBER: _builtins.int
+    VERDICT_REACHED_FIELD_NUMBER: _builtins.int
     TIME_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
     """Position in the job's events, from 1."""
@@ -438,6 +545,10 @@ class JobEvent(_message.Message):
         """A run was placed on a service or its placement changed."""
 
     @_builtins.property
+    def verdict_reached(self) -> Global___VerdictReached:
+        """The job was judged. Comes at most once, before the last change of state."""
+
+    @_builtins.property
     def time(self) -> _timestamp_pb2.Timestamp:
         """When the coordinator stored it."""
 
@@ -448,17 +559,54 @@ class JobEvent(_message.Message):
         run_event: _run_pb2.RunEvent | None = ...,
         state_changed: Global___JobStateChanged | None = ...,
         run_changed: Global___JobRun | None = ...,
+        verdict_reached: Global___VerdictReached | None = ...,
         time: _timestamp_pb2.Timestamp | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["event", b"event", "run_changed", b"run_changed", "run_event", b"run_event", "state_changed", b"state_changed", "time", b"time"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["event", b"event", "run_changed", b"run_changed", "run_event", b"run_event", "state_changed", b"state_changed", "time", b"time", "verdict_reached", b"verdict_reached"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["event", b"event", "run_changed", b"run_changed", "run_event", b"run_event", "sequence", b"sequence", "state_changed", b"state_changed", "time", b"time"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["event", b"event", "run_changed", b"run_changed", "run_event", b"run_event", "sequence", b"sequence", "state_changed", b"state_changed", "time", b"time", "verdict_reached", b"verdict_reached"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["run_event", "state_changed", "run_changed"]  # noqa: Y015
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["run_event", "state_changed", "run_changed", "verdict_reached"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 
 Global___JobEvent: _TypeAlias = JobEvent  # noqa: Y015
+
+@_typing.final
+class VerdictReached(_message.Message):
+    """A job was judged."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VERDICT_FIELD_NUMBER: _builtins.int
+    DIGEST_FIELD_NUMBER: _builtins.int
+    SENTENCE_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    verdict: Global___Verdict.ValueType
+    """The verdict; unspecified if there is none."""
+    digest: _builtins.str
+    """SHA-256 of the verdict document, JSON; empty if there is none."""
+    sentence: _builtins.str
+    """The verdict in one sentence."""
+    @_builtins.property
+    def error(self) -> _errors_pb2.Error:
+        """Why there is none; unset if there is one."""
+
+    def __init__(
+        self,
+        *,
+        verdict: Global___Verdict.ValueType = ...,
+        digest: _builtins.str = ...,
+        sentence: _builtins.str = ...,
+        error: _errors_pb2.Error | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "error", b"error", "sentence", b"sentence", "verdict", b"verdict"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___VerdictReached: _TypeAlias = VerdictReached  # noqa: Y015
 
 @_typing.final
 class JobStateChanged(_message.Message):
@@ -536,7 +684,7 @@ Global___CancelJobResponse: _TypeAlias = CancelJobResponse  # noqa: Y015
 
 @_typing.final
 class CompareRunsRequest(_message.Message):
-    """Names two finished training runs."""
+    """Names two finished runs, both of training or both of probes."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -562,7 +710,7 @@ Global___CompareRunsRequest: _TypeAlias = CompareRunsRequest  # noqa: Y015
 
 @_typing.final
 class CompareRunsResponse(_message.Message):
-    """How the recorded losses of two runs differ. This is a measurement, not a verdict."""
+    """How two runs differ, and what that means."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -573,6 +721,9 @@ class CompareRunsResponse(_message.Message):
     MAX_DIFFERENCE_STEP_FIELD_NUMBER: _builtins.int
     HORIZON_STEP_FIELD_NUMBER: _builtins.int
     FACT_DIFFERENCES_FIELD_NUMBER: _builtins.int
+    VERDICT_FIELD_NUMBER: _builtins.int
+    VERDICT_DIGEST_FIELD_NUMBER: _builtins.int
+    SENTENCE_FIELD_NUMBER: _builtins.int
     steps_compared: _builtins.int
     """Steps that both runs recorded."""
     losses_equal: _builtins.bool
@@ -585,6 +736,12 @@ class CompareRunsResponse(_message.Message):
     """Step of the largest absolute difference; -1 without steps."""
     horizon_step: _builtins.int
     """First step whose difference exceeds 1e-3 of the larger loss; -1 if none does."""
+    verdict: Global___Verdict.ValueType
+    """What follows from all evidence."""
+    verdict_digest: _builtins.str
+    """SHA-256 of the verdict document, JSON."""
+    sentence: _builtins.str
+    """The verdict in one sentence."""
     @_builtins.property
     def fact_differences(self) -> _containers.RepeatedCompositeFieldContainer[Global___FactDifference]:
         """Facts of the fingerprints that differ."""
@@ -599,10 +756,13 @@ class CompareRunsResponse(_message.Message):
         max_difference_step: _builtins.int = ...,
         horizon_step: _builtins.int = ...,
         fact_differences: _abc.Iterable[Global___FactDifference] | None = ...,
+        verdict: Global___Verdict.ValueType = ...,
+        verdict_digest: _builtins.str = ...,
+        sentence: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["fact_differences", b"fact_differences", "first_different_step", b"first_different_step", "horizon_step", b"horizon_step", "losses_equal", b"losses_equal", "max_abs_difference", b"max_abs_difference", "max_difference_step", b"max_difference_step", "steps_compared", b"steps_compared"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fact_differences", b"fact_differences", "first_different_step", b"first_different_step", "horizon_step", b"horizon_step", "losses_equal", b"losses_equal", "max_abs_difference", b"max_abs_difference", "max_difference_step", b"max_difference_step", "sentence", b"sentence", "steps_compared", b"steps_compared", "verdict", b"verdict", "verdict_digest", b"verdict_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -99,7 +99,8 @@ class CoordinatorServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def CompareRuns(self, request, context):
-        """Compares the recorded losses of two finished runs, step by step.
+        """Compares two finished runs of any jobs: their recorded losses step by step, their environments,
+        and what the checks of their engines' probes found. Returns once there is a verdict.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

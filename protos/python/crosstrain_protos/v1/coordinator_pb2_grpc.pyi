@@ -45,7 +45,9 @@ class CoordinatorServiceStub:
     CancelJob: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.CancelJobRequest, _coordinator_pb2.CancelJobResponse]
     """Cancels a job with all its runs. A job that has ended stays as it is."""
     CompareRuns: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.CompareRunsRequest, _coordinator_pb2.CompareRunsResponse]
-    """Compares the recorded losses of two finished runs, step by step."""
+    """Compares two finished runs of any jobs: their recorded losses step by step, their environments,
+    and what the checks of their engines' probes found. Returns once there is a verdict.
+    """
     ListEngines: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.ListEnginesRequest, _coordinator_pb2.ListEnginesResponse]
     """Lists the engines of all registered services."""
     RegisterService: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.RegisterServiceRequest, _coordinator_pb2.RegisterServiceResponse]
@@ -70,7 +72,9 @@ class CoordinatorServiceAsyncStub(CoordinatorServiceStub):
     CancelJob: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.CancelJobRequest, _coordinator_pb2.CancelJobResponse]  # type: ignore[assignment]
     """Cancels a job with all its runs. A job that has ended stays as it is."""
     CompareRuns: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.CompareRunsRequest, _coordinator_pb2.CompareRunsResponse]  # type: ignore[assignment]
-    """Compares the recorded losses of two finished runs, step by step."""
+    """Compares two finished runs of any jobs: their recorded losses step by step, their environments,
+    and what the checks of their engines' probes found. Returns once there is a verdict.
+    """
     ListEngines: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.ListEnginesRequest, _coordinator_pb2.ListEnginesResponse]  # type: ignore[assignment]
     """Lists the engines of all registered services."""
     RegisterService: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.RegisterServiceRequest, _coordinator_pb2.RegisterServiceResponse]  # type: ignore[assignment]
@@ -128,7 +132,9 @@ class CoordinatorServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _coordinator_pb2.CompareRunsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_coordinator_pb2.CompareRunsResponse, _abc.Awaitable[_coordinator_pb2.CompareRunsResponse]]:
-        """Compares the recorded losses of two finished runs, step by step."""
+        """Compares two finished runs of any jobs: their recorded losses step by step, their environments,
+        and what the checks of their engines' probes found. Returns once there is a verdict.
+        """
 
     @_abc_1.abstractmethod
     def ListEngines(

@@ -229,6 +229,7 @@ class ProbeCase(_message.Message):
     INITIAL_WEIGHTS_DIGEST_FIELD_NUMBER: _builtins.int
     STEPS_FIELD_NUMBER: _builtins.int
     TEST_FIELD_NUMBER: _builtins.int
+    GROUPS_FIELD_NUMBER: _builtins.int
     case_id: _builtins.str
     """Names the case in the results, unique in the request."""
     initial_weights_digest: _builtins.str
@@ -253,6 +254,12 @@ class ProbeCase(_message.Message):
     def test(self) -> _data_pb2.Dataset:
         """Also record the logits of this data in evaluation mode after the last step; unset: no."""
 
+    @_builtins.property
+    def groups(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Keep only tensors of these groups: what is before the "/" in the names of a record (see
+        ProbeRecorded). Empty: all.
+        """
+
     def __init__(
         self,
         *,
@@ -263,10 +270,11 @@ class ProbeCase(_message.Message):
         initial_weights_digest: _builtins.str = ...,
         steps: _abc.Iterable[_builtins.int] | None = ...,
         test: _data_pb2.Dataset | None = ...,
+        groups: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "test", b"test", "train", b"train", "training", b"training"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["case_id", b"case_id", "initial_weights_digest", b"initial_weights_digest", "model", b"model", "steps", b"steps", "test", b"test", "train", b"train", "training", b"training"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["case_id", b"case_id", "groups", b"groups", "initial_weights_digest", b"initial_weights_digest", "model", b"model", "steps", b"steps", "test", b"test", "train", b"train", "training", b"training"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

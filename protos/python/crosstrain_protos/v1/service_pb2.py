@@ -16,7 +16,7 @@ _sym_db = _symbol_database.Default()
 from crosstrain_protos.v1 import run_pb2 as crosstrain_dot_v1_dot_run__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1b\x63rosstrain/v1/service.proto\x12\rcrosstrain.v1\x1a\x17\x63rosstrain/v1/run.proto\"\x11\n\x0f\x44\x65scribeRequest\"\xa2\x01\n\x10\x44\x65scribeResponse\x12\x0f\n\x07service\x18\x01 \x01(\t\x12\x17\n\x0fservice_version\x18\x02 \x01(\t\x12\x31\n\x07\x65ngines\x18\x03 \x03(\x0b\x32 .crosstrain.v1.EngineDescription\x12\x31\n\x07\x64\x65vices\x18\x04 \x03(\x0b\x32 .crosstrain.v1.DeviceDescription\"\xee\x01\n\x11\x45ngineDescription\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12(\n\x08\x66\x65\x61tures\x18\x03 \x03(\x0b\x32\x16.crosstrain.v1.Feature\x12\x42\n\tlibraries\x18\x04 \x03(\x0b\x32/.crosstrain.v1.EngineDescription.LibrariesEntry\x12\x1a\n\x12unavailable_reason\x18\x05 \x01(\t\x1a\x30\n\x0eLibrariesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"N\n\x07\x46\x65\x61ture\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\'\n\x07support\x18\x02 \x01(\x0e\x32\x16.crosstrain.v1.Support\x12\x0c\n\x04note\x18\x03 \x01(\t\"V\n\x11\x44\x65viceDescription\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x14\n\x0cmemory_bytes\x18\x03 \x01(\x03\x12\x0e\n\x06\x64river\x18\x04 \x01(\t\"V\n\x0cTrainRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0e\n\x06\x65ngine\x18\x02 \x01(\t\x12&\n\x04spec\x18\x03 \x01(\x0b\x32\x18.crosstrain.v1.TrainSpec\"0\n\rTrainResponse\x12\x1f\n\x03run\x18\x01 \x01(\x0b\x32\x12.crosstrain.v1.Run\"\\\n\x0f\x45valuateRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0e\n\x06\x65ngine\x18\x02 \x01(\t\x12)\n\x04spec\x18\x03 \x01(\x0b\x32\x1b.crosstrain.v1.EvaluateSpec\"3\n\x10\x45valuateResponse\x12\x1f\n\x03run\x18\x01 \x01(\x0b\x32\x12.crosstrain.v1.Run\"V\n\x0cProbeRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0e\n\x06\x65ngine\x18\x02 \x01(\t\x12&\n\x04spec\x18\x03 \x01(\x0b\x32\x18.crosstrain.v1.ProbeSpec\"0\n\rProbeResponse\x12\x1f\n\x03run\x18\x01 \x01(\x0b\x32\x12.crosstrain.v1.Run\"\x1f\n\rGetRunRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\"1\n\x0eGetRunResponse\x12\x1f\n\x03run\x18\x01 \x01(\x0b\x32\x12.crosstrain.v1.Run\"8\n\x0fListRunsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\"M\n\x10ListRunsResponse\x12 \n\x04runs\x18\x01 \x03(\x0b\x32\x12.crosstrain.v1.Run\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"9\n\x0fWatchRunRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x16\n\x0e\x61\x66ter_sequence\x18\x02 \x01(\x03\";\n\x10WatchRunResponse\x12\'\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x17.crosstrain.v1.RunEvent\"\"\n\x10\x43\x61ncelRunRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\"4\n\x11\x43\x61ncelRunResponse\x12\x1f\n\x03run\x18\x01 \x01(\x0b\x32\x12.crosstrain.v1.Run*d\n\x07Support\x12\x17\n\x13SUPPORT_UNSPECIFIED\x10\x00\x12\x11\n\rSUPPORT_EXACT\x10\x01\x12\x14\n\x10SUPPORT_EMULATED\x10\x02\x12\x17\n\x13SUPPORT_UNSUPPORTED\x10\x03\x32\xe6\x04\n\x0fTrainingService\x12K\n\x08\x44\x65scribe\x12\x1e.crosstrain.v1.DescribeRequest\x1a\x1f.crosstrain.v1.DescribeResponse\x12\x42\n\x05Train\x12\x1b.crosstrain.v1.TrainRequest\x1a\x1c.crosstrain.v1.TrainResponse\x12K\n\x08\x45valuate\x12\x1e.crosstrain.v1.EvaluateRequest\x1a\x1f.crosstrain.v1.EvaluateResponse\x12\x42\n\x05Probe\x12\x1b.crosstrain.v1.ProbeRequest\x1a\x1c.crosstrain.v1.ProbeResponse\x12\x45\n\x06GetRun\x12\x1c.crosstrain.v1.GetRunRequest\x1a\x1d.crosstrain.v1.GetRunResponse\x12K\n\x08ListRuns\x12\x1e.crosstrain.v1.ListRunsRequest\x1a\x1f.crosstrain.v1.ListRunsResponse\x12M\n\x08WatchRun\x12\x1e.crosstrain.v1.WatchRunRequest\x1a\x1f.crosstrain.v1.WatchRunResponse0\x01\x12N\n\tCancelRun\x12\x1f.crosstrain.v1.CancelRunRequest\x1a .crosstrain.v1.CancelRunResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1b\x63rosstrain/v1/service.proto\x12\rcrosstrain.v1\x1a\x17\x63rosstrain/v1/run.proto\"\x11\n\x0f\x44\x65scribeRequest\"\xa2\x01\n\x10\x44\x65scribeResponse\x12\x0f\n\x07service\x18\x01 \x01(\t\x12\x17\n\x0fservice_version\x18\x02 \x01(\t\x12\x31\n\x07\x65ngines\x18\x03 \x03(\x0b\x32 .crosstrain.v1.EngineDescription\x12\x31\n\x07\x64\x65vices\x18\x04 \x03(\x0b\x32 .crosstrain.v1.DeviceDescription\"\xee\x01\n\x11\x45ngineDescription\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12(\n\x08\x66\x65\x61tures\x18\x03 \x03(\x0b\x32\x16.crosstrain.v1.Feature\x12\x42\n\tlibraries\x18\x04 \x03(\x0b\x32/.crosstrain.v1.EngineDescription.LibrariesEntry\x12\x1a\n\x12unavailable_reason\x18\x05 \x01(\t\x1a\x30\n\x0eLibrariesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"N\n\x07\x46\x65\x61ture\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\'\n\x07support\x18\x02 \x01(\x0e\x32\x16.crosstrain.v1.Support\x12\x0c\n\x04note\x18\x03 \x01(\t\"V\n\x11\x44\x65viceDescription\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x14\n\x0cmemory_bytes\x18\x03 \x01(\x03\x12\x0e\n\x06\x64river\x18\x04 \x01(\t\"V\n\x0cTrainRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0e\n\x06\x65ngine\x18\x02 \x01(\t\x12&\n\x04spec\x18\x03 \x01(\x0b\x32\x18.crosstrain.v1.TrainSpec\"0\n\rTrainResponse\x12\x1f\n\x03run\x18\x01 \x01(\x0b\x32\x12.crosstrain.v1.Run\"\\\n\x0f\x45valuateRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0e\n\x06\x65ngine\x18\x02 \x01(\t\x12)\n\x04spec\x18\x03 \x01(\x0b\x32\x1b.crosstrain.v1.EvaluateSpec\"3\n\x10\x45valuateResponse\x12\x1f\n\x03run\x18\x01 \x01(\x0b\x32\x12.crosstrain.v1.Run\"V\n\x0cProbeRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0e\n\x06\x65ngine\x18\x02 \x01(\t\x12&\n\x04spec\x18\x03 \x01(\x0b\x32\x18.crosstrain.v1.ProbeSpec\"0\n\rProbeResponse\x12\x1f\n\x03run\x18\x01 \x01(\x0b\x32\x12.crosstrain.v1.Run\"\x1f\n\rGetRunRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\"1\n\x0eGetRunResponse\x12\x1f\n\x03run\x18\x01 \x01(\x0b\x32\x12.crosstrain.v1.Run\"8\n\x0fListRunsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\"M\n\x10ListRunsResponse\x12 \n\x04runs\x18\x01 \x03(\x0b\x32\x12.crosstrain.v1.Run\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"9\n\x0fWatchRunRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x16\n\x0e\x61\x66ter_sequence\x18\x02 \x01(\x03\";\n\x10WatchRunResponse\x12\'\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x17.crosstrain.v1.RunEvent\"\"\n\x10\x43\x61ncelRunRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\"4\n\x11\x43\x61ncelRunResponse\x12\x1f\n\x03run\x18\x01 \x01(\x0b\x32\x12.crosstrain.v1.Run\"$\n\x12\x44ropRecordsRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\"*\n\x13\x44ropRecordsResponse\x12\x13\n\x0b\x66reed_bytes\x18\x01 \x01(\x03*d\n\x07Support\x12\x17\n\x13SUPPORT_UNSPECIFIED\x10\x00\x12\x11\n\rSUPPORT_EXACT\x10\x01\x12\x14\n\x10SUPPORT_EMULATED\x10\x02\x12\x17\n\x13SUPPORT_UNSUPPORTED\x10\x03\x32\xbc\x05\n\x0fTrainingService\x12K\n\x08\x44\x65scribe\x12\x1e.crosstrain.v1.DescribeRequest\x1a\x1f.crosstrain.v1.DescribeResponse\x12\x42\n\x05Train\x12\x1b.crosstrain.v1.TrainRequest\x1a\x1c.crosstrain.v1.TrainResponse\x12K\n\x08\x45valuate\x12\x1e.crosstrain.v1.EvaluateRequest\x1a\x1f.crosstrain.v1.EvaluateResponse\x12\x42\n\x05Probe\x12\x1b.crosstrain.v1.ProbeRequest\x1a\x1c.crosstrain.v1.ProbeResponse\x12\x45\n\x06GetRun\x12\x1c.crosstrain.v1.GetRunRequest\x1a\x1d.crosstrain.v1.GetRunResponse\x12K\n\x08ListRuns\x12\x1e.crosstrain.v1.ListRunsRequest\x1a\x1f.crosstrain.v1.ListRunsResponse\x12M\n\x08WatchRun\x12\x1e.crosstrain.v1.WatchRunRequest\x1a\x1f.crosstrain.v1.WatchRunResponse0\x01\x12N\n\tCancelRun\x12\x1f.crosstrain.v1.CancelRunRequest\x1a .crosstrain.v1.CancelRunResponse\x12T\n\x0b\x44ropRecords\x12!.crosstrain.v1.DropRecordsRequest\x1a\".crosstrain.v1.DropRecordsResponseb\x06proto3')
 
 _SUPPORT = DESCRIPTOR.enum_types_by_name['Support']
 Support = enum_type_wrapper.EnumTypeWrapper(_SUPPORT)
@@ -46,6 +46,8 @@ _WATCHRUNREQUEST = DESCRIPTOR.message_types_by_name['WatchRunRequest']
 _WATCHRUNRESPONSE = DESCRIPTOR.message_types_by_name['WatchRunResponse']
 _CANCELRUNREQUEST = DESCRIPTOR.message_types_by_name['CancelRunRequest']
 _CANCELRUNRESPONSE = DESCRIPTOR.message_types_by_name['CancelRunResponse']
+_DROPRECORDSREQUEST = DESCRIPTOR.message_types_by_name['DropRecordsRequest']
+_DROPRECORDSRESPONSE = DESCRIPTOR.message_types_by_name['DropRecordsResponse']
 DescribeRequest = _reflection.GeneratedProtocolMessageType('DescribeRequest', (_message.Message,), {
   'DESCRIPTOR' : _DESCRIBEREQUEST,
   '__module__' : 'crosstrain_protos.v1.service_pb2'
@@ -187,14 +189,28 @@ CancelRunResponse = _reflection.GeneratedProtocolMessageType('CancelRunResponse'
   })
 _sym_db.RegisterMessage(CancelRunResponse)
 
+DropRecordsRequest = _reflection.GeneratedProtocolMessageType('DropRecordsRequest', (_message.Message,), {
+  'DESCRIPTOR' : _DROPRECORDSREQUEST,
+  '__module__' : 'crosstrain_protos.v1.service_pb2'
+  # @@protoc_insertion_point(class_scope:crosstrain.v1.DropRecordsRequest)
+  })
+_sym_db.RegisterMessage(DropRecordsRequest)
+
+DropRecordsResponse = _reflection.GeneratedProtocolMessageType('DropRecordsResponse', (_message.Message,), {
+  'DESCRIPTOR' : _DROPRECORDSRESPONSE,
+  '__module__' : 'crosstrain_protos.v1.service_pb2'
+  # @@protoc_insertion_point(class_scope:crosstrain.v1.DropRecordsResponse)
+  })
+_sym_db.RegisterMessage(DropRecordsResponse)
+
 _TRAININGSERVICE = DESCRIPTOR.services_by_name['TrainingService']
 if _descriptor._USE_C_DESCRIPTORS == False:
 
   DESCRIPTOR._options = None
   _ENGINEDESCRIPTION_LIBRARIESENTRY._options = None
   _ENGINEDESCRIPTION_LIBRARIESENTRY._serialized_options = b'8\001'
-  _SUPPORT._serialized_start=1518
-  _SUPPORT._serialized_end=1618
+  _SUPPORT._serialized_start=1600
+  _SUPPORT._serialized_end=1700
   _DESCRIBEREQUEST._serialized_start=71
   _DESCRIBEREQUEST._serialized_end=88
   _DESCRIBERESPONSE._serialized_start=91
@@ -235,6 +251,10 @@ if _descriptor._USE_C_DESCRIPTORS == False:
   _CANCELRUNREQUEST._serialized_end=1462
   _CANCELRUNRESPONSE._serialized_start=1464
   _CANCELRUNRESPONSE._serialized_end=1516
-  _TRAININGSERVICE._serialized_start=1621
-  _TRAININGSERVICE._serialized_end=2235
+  _DROPRECORDSREQUEST._serialized_start=1518
+  _DROPRECORDSREQUEST._serialized_end=1554
+  _DROPRECORDSRESPONSE._serialized_start=1556
+  _DROPRECORDSRESPONSE._serialized_end=1598
+  _TRAININGSERVICE._serialized_start=1703
+  _TRAININGSERVICE._serialized_end=2403
 # @@protoc_insertion_point(module_scope)

@@ -56,6 +56,11 @@ class TrainingServiceStub(object):
                 request_serializer=crosstrain_dot_v1_dot_service__pb2.CancelRunRequest.SerializeToString,
                 response_deserializer=crosstrain_dot_v1_dot_service__pb2.CancelRunResponse.FromString,
                 )
+        self.DropRecords = channel.unary_unary(
+                '/crosstrain.v1.TrainingService/DropRecords',
+                request_serializer=crosstrain_dot_v1_dot_service__pb2.DropRecordsRequest.SerializeToString,
+                response_deserializer=crosstrain_dot_v1_dot_service__pb2.DropRecordsResponse.FromString,
+                )
 
 
 class TrainingServiceServicer(object):
@@ -123,6 +128,14 @@ class TrainingServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def DropRecords(self, request, context):
+        """Removes the recorded tensors of a probe that has ended, which take much room; its events stay.
+        A probe that is at work gives FAILED_PRECONDITION (WRONG_STATE). May be called again.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_TrainingServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -165,6 +178,11 @@ def add_TrainingServiceServicer_to_server(servicer, server):
                     servicer.CancelRun,
                     request_deserializer=crosstrain_dot_v1_dot_service__pb2.CancelRunRequest.FromString,
                     response_serializer=crosstrain_dot_v1_dot_service__pb2.CancelRunResponse.SerializeToString,
+            ),
+            'DropRecords': grpc.unary_unary_rpc_method_handler(
+                    servicer.DropRecords,
+                    request_deserializer=crosstrain_dot_v1_dot_service__pb2.DropRecordsRequest.FromString,
+                    response_serializer=crosstrain_dot_v1_dot_service__pb2.DropRecordsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -311,5 +329,22 @@ class TrainingService(object):
         return grpc.experimental.unary_unary(request, target, '/crosstrain.v1.TrainingService/CancelRun',
             crosstrain_dot_v1_dot_service__pb2.CancelRunRequest.SerializeToString,
             crosstrain_dot_v1_dot_service__pb2.CancelRunResponse.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
+    def DropRecords(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(request, target, '/crosstrain.v1.TrainingService/DropRecords',
+            crosstrain_dot_v1_dot_service__pb2.DropRecordsRequest.SerializeToString,
+            crosstrain_dot_v1_dot_service__pb2.DropRecordsResponse.FromString,
             options, channel_credentials,
             insecure, call_credentials, compression, wait_for_ready, timeout, metadata)

@@ -55,6 +55,10 @@ class TrainingServiceStub:
     """
     CancelRun: _grpc.UnaryUnaryMultiCallable[_service_pb2.CancelRunRequest, _service_pb2.CancelRunResponse]
     """Ends a run: its process is gone within 2 seconds. A run that has ended stays as it is."""
+    DropRecords: _grpc.UnaryUnaryMultiCallable[_service_pb2.DropRecordsRequest, _service_pb2.DropRecordsResponse]
+    """Removes the recorded tensors of a probe that has ended, which take much room; its events stay.
+    A probe that is at work gives FAILED_PRECONDITION (WRONG_STATE). May be called again.
+    """
 
 @_typing.type_check_only
 class TrainingServiceAsyncStub(TrainingServiceStub):
@@ -85,6 +89,10 @@ class TrainingServiceAsyncStub(TrainingServiceStub):
     """
     CancelRun: _aio.UnaryUnaryMultiCallable[_service_pb2.CancelRunRequest, _service_pb2.CancelRunResponse]  # type: ignore[assignment]
     """Ends a run: its process is gone within 2 seconds. A run that has ended stays as it is."""
+    DropRecords: _aio.UnaryUnaryMultiCallable[_service_pb2.DropRecordsRequest, _service_pb2.DropRecordsResponse]  # type: ignore[assignment]
+    """Removes the recorded tensors of a probe that has ended, which take much room; its events stay.
+    A probe that is at work gives FAILED_PRECONDITION (WRONG_STATE). May be called again.
+    """
 
 class TrainingServiceServicer(metaclass=_abc_1.ABCMeta):
     """Trains, evaluates and probes. Every call fails with INVALID_ARGUMENT (and
@@ -160,5 +168,15 @@ class TrainingServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_service_pb2.CancelRunResponse, _abc.Awaitable[_service_pb2.CancelRunResponse]]:
         """Ends a run: its process is gone within 2 seconds. A run that has ended stays as it is."""
+
+    @_abc_1.abstractmethod
+    def DropRecords(
+        self,
+        request: _service_pb2.DropRecordsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_service_pb2.DropRecordsResponse, _abc.Awaitable[_service_pb2.DropRecordsResponse]]:
+        """Removes the recorded tensors of a probe that has ended, which take much room; its events stay.
+        A probe that is at work gives FAILED_PRECONDITION (WRONG_STATE). May be called again.
+        """
 
 def add_TrainingServiceServicer_to_server(servicer: TrainingServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
