@@ -171,3 +171,25 @@ def test_probe_records_steps_and_reports_a_case_that_fails(service):
     change = tensors["parameter/dense2.bias"] - tensors["parameter_after/dense2.bias"]
     np.testing.assert_allclose(change, 0.05 * tensors["gradient/dense2.bias"], rtol=1e-12)
 
+
+def test_probe_keeps_only_the_groups_asked_for_and_drops_its_records(service):
+    spec = service.spec(1)
+    request = service_pb2.ProbeRequest(run_id="dropped", engine="slow")
+    request.spec.execution.CopyFrom(spec.execution)
+    case = request.spec.cases.add(
+        case_id="c", model=spec.model, train=spec.train, training=spec.training,
+        initial_weights_digest=spec.initial_weights_digest, steps=[0], groups=["output", "labels"])
+    service.training.Probe(request)
+    events, _ = ended(service, "dropped")
+    record = next(event.probe_recorded for event in events if event.WhichOneof("event") == "probe_recorded")
+    tensors, _ = weights.from_bytes(service.get(record.digest))
+    assert {name.split("/")[0] for name in tensors} == {"output", "labels"}
+    drop = service_pb2.DropRecordsRequest(run_id="dropped")
+    assert service.training.DropRecords(drop).freed_bytes > 0
+    assert service.training.DropRecords(drop).freed_bytes == 0
+    with pytest.raises(grpc.RpcError, match="ARTIFACT_NOT_FOUND|is stored here"):
+        service.get(record.digest)
+    case.groups.append("weights")
+    request.run_id = "wrong"
+    with pytest.raises(grpc.RpcError, match="none of input"):
+        service.training.Probe(request)

@@ -103,6 +103,16 @@ class ArtifactStore:
             except OSError:  # another service of the host was faster
                 continue
 
+    def remove(self, digest: str) -> int:
+        """Removes an artifact and returns the bytes that it took; 0 if it is not stored."""
+        path = self.path(digest)
+        try:
+            size = os.path.getsize(path)
+            os.unlink(path)
+        except FileNotFoundError:
+            return 0
+        return size
+
     def read(self, digest: str, offset: int = 0) -> Iterator[bytes]:
         """Chunks of an artifact from an offset on; raises ``ARTIFACT_NOT_FOUND``."""
         with open(self.require(digest, "digest"), "rb") as file:

@@ -1,10 +1,17 @@
 """Recording what an engine computes inside a training step."""
 
-from typing import Any, Collection, Dict, Iterable, Iterator, Optional, Tuple
+from typing import Any, Collection, Dict, Iterable, Iterator, Optional, Set, Tuple
 
 import numpy as np
 
+from crosstrain_protos.v1 import run_pb2
+
 from .engine import Arrays, Batch, Engine, Epoch, Loop
+from .spool import SpoolReader
+
+#: What a record may hold: the part of a tensor's name before the "/", or all of it.
+GROUPS = ("input", "labels", "learning_rate", "mask", "parameter", "state", "probe_loss", "output", "output_grad",
+          "gradient", "loss", "parameter_after", "state_after", "logits", "statistic")
 
 
 class _OneBatch(Epoch):
@@ -58,6 +65,27 @@ def record_steps(engine: Engine, batches: Iterable[Batch], wanted: Collection[in
             record.update(_named("parameter_after", engine.parameters()))
             record.update(_named("state_after", engine.optimizer_state()))
             yield batch.step, record
+
+
+def only(record: Arrays, groups: Collection[str]) -> Arrays:
+    """The tensors of a record that belong to some groups; all of them if no group is named."""
+    if not groups:
+        return record
+    return {name: value for name, value in record.items() if name.split("/", 1)[0] in groups}
+
+
+def recorded_digests(spool: str) -> Set[str]:
+    """Digests of the records that a probe's events name."""
+    reader = SpoolReader(spool)
+    found: Set[str] = set()
+    while True:
+        records = reader.read()
+        if not records:
+            return found
+        for _sequence, payload in records:
+            event = run_pb2.RunEvent.FromString(payload)
+            if event.WhichOneof("event") == "probe_recorded" and event.probe_recorded.digest:
+                found.add(event.probe_recorded.digest)
 
 
 def _before(engine: Engine, batch: Batch) -> Arrays:

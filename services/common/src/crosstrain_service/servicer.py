@@ -15,6 +15,7 @@ from .capabilities import Feature
 from .errors import CrosstrainError, invalid_field
 from .events import ENDED
 from .model import Model
+from .probe import GROUPS, recorded_digests
 from .rundir import StoredRequest
 from .runs import RunManager, RunRecord
 from .spool import SpoolReader
@@ -147,6 +148,10 @@ class TrainingServicer(service_pb2_grpc.TrainingServiceServicer):
             if case.case_id in names:
                 raise invalid_field(field + ".case_id", "%r is used twice" % case.case_id)
             names.add(case.case_id)
+            for place, group in enumerate(case.groups):
+                if group not in GROUPS:
+                    raise invalid_field("%s.groups[%d]" % (field, place), "%r is none of %s"
+                                        % (group[:80], ", ".join(GROUPS)))
             model = convert.model(case.model, field + ".model")
             convert.dataset(case.train, model, field + ".train")
             if case.HasField("test"):
@@ -216,6 +221,18 @@ class TrainingServicer(service_pb2_grpc.TrainingServiceServicer):
     @guarded
     def CancelRun(self, request: service_pb2.CancelRunRequest, context: Any) -> service_pb2.CancelRunResponse:
         return service_pb2.CancelRunResponse(run=self._runs.cancel(request.run_id))
+
+    @guarded
+    def DropRecords(self, request: service_pb2.DropRecordsRequest, context: Any) -> service_pb2.DropRecordsResponse:
+        record = self._runs.get(request.run_id)
+        if record.stored.kind != run_pb2.RUN_KIND_PROBE or not record.ended:
+            raise CrosstrainError("WRONG_STATE", "run %s is not a probe that has ended" % request.run_id, "run_id")
+        mine = recorded_digests(record.directory.spool)
+        for other in self._runs.list():
+            # Equal tensors are one file: those of a probe that somebody may still read stay.
+            if mine and other is not record and other.stored.kind == run_pb2.RUN_KIND_PROBE and not other.ended:
+                mine -= recorded_digests(other.directory.spool)
+        return service_pb2.DropRecordsResponse(freed_bytes=sum(self._artifacts.remove(digest) for digest in mine))
 
     def execution(self, message: Any, gpu: bool) -> Execution:
         """Execution settings; an unspecified device becomes a GPU if there is one and ``gpu`` allows it."""

@@ -18,7 +18,7 @@ from .errors import CrosstrainError, invalid_field, without_paths
 from .events import EventLog
 from .loop import TrainingLoop
 from .model import BatchNorm, Model
-from .probe import record_steps
+from .probe import only, record_steps
 from .rundir import StoredRequest
 from .telemetry import Telemetry
 from .training import Execution, Training
@@ -149,7 +149,7 @@ def probe(work: Work) -> None:
                 if first:
                     _fingerprint(work, engine, execution, {})
                     first = False
-                digest = work.artifacts.put(weights.to_bytes(tensors))
+                digest = work.artifacts.put(weights.to_bytes(only(tensors, case.groups)))
                 work.events.emit(probe_recorded=run_pb2.ProbeRecorded(case_id=case.case_id, step=step, digest=digest))
         except CrosstrainError as error:
             failure = error
