@@ -1,146 +1,106 @@
 """Runs every test suite in the environment it belongs to and sums the results up.
 
-Standard library only. ``tools/test.py [--list] [suite ...] [-- pytest options]``. A suite whose environment
-this machine cannot have (no such interpreter, a system package is missing) counts as skipped, with the reason
-and the remedy; an environment that fails to build fails the run, and so does any of the coordinator's.
+Standard library only. ``tools/test.py [--list] [--jobs N] [suite ...] [-- pytest options]``. A suite whose
+environment this machine cannot have (no such interpreter, a system package is missing) counts as skipped, with the
+reason and the remedy; an environment that fails to build fails the run, and so does any of the coordinator's.
 
-A test that fails is tried once more on its own: on a busy machine a time limit may be missed. What passed only
-then is listed at the end.
+Two suites run at a time; one that fails shows its whole output. A test that fails is tried once more at the end, when
+nothing else runs: on a busy machine a time limit may be missed. What passed only then is listed.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-import subprocess
 import sys
 import tempfile
+import threading
 import time
-import xml.etree.ElementTree as ElementTree
-from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "coordinator" / "src"))
 
-from crosstrain.launch.catalogue import Catalogue, load_catalogue  # noqa: E402
-from crosstrain.launch.environments import (  # noqa: E402
-    Environment,
-    Unavailable,
-    coordinator_environment,
-    service_environment,
-)
+from pytest_runs import Outcome, run_pytest  # noqa: E402
+from suites import COORDINATOR, Suite, environment_of, suites  # noqa: E402
 
-_TESTS_FAILED = 1
-_NO_TESTS_COLLECTED = 5
-_TEST_SECONDS = 300
+from crosstrain.launch.catalogue import Catalogue, load_catalogue  # noqa: E402
+from crosstrain.launch.environments import Environment, Unavailable  # noqa: E402
+
 #: More failures than this are no accident.
 _MOST_RETRIED = 5
 
 
-@dataclass(frozen=True)
-class Suite:
-    """Tests of one folder in one environment (a service's name, or ``coordinator``)."""
-
-    name: str
-    folder: Path
-    environment: str
-    variables: dict[str, str] = field(default_factory=dict)
-
-
 @dataclass
-class Counts:
-    passed: int = 0
-    failed: int = 0
-    skipped: int = 0
+class Result:
+    """A suite's outcome, and what to say about it."""
+
+    suite: Suite
+    outcome: Outcome
+    environment: Environment | None = None
+    note: str = ""
     retried: list[str] = field(default_factory=list)
 
-    def add(self, other: Counts) -> None:
-        self.passed += other.passed
-        self.retried += other.retried
-        self.failed += other.failed
-        self.skipped += other.skipped
+
+class Runner:
+    """Runs suites; ``quiet`` keeps their output until they have ended."""
+
+    def __init__(self, catalogue: Catalogue, options: list[str], cache: Path, quiet: bool) -> None:
+        self._catalogue = catalogue
+        self._options = options
+        self._cache = cache
+        self._quiet = quiet
+        self._print = threading.Lock()
+
+    def say(self, text: str) -> None:
+        with self._print:
+            print(text, flush=True)
+
+    def run(self, suite: Suite) -> Result:
+        """Builds the environment and runs the tests once."""
+        self.say(f"\n=== {suite.name}" if not self._quiet else f"[start] {suite.name}")
+        environment = environment_of(suite, self._catalogue, lambda line: self.say(f"[setup] {line}"))
+        if isinstance(environment, Unavailable):
+            excused = environment.lacking and suite.environment != COORDINATOR
+            note = f"no environment: {environment.reason} (to fix it: {environment.remedy})"
+            return Result(suite, Outcome(skipped=1) if excused else Outcome(failed=1), note=note)
+        started = time.monotonic()
+        outcome = run_pytest(suite, environment, self._options, self._cache / suite.name, quiet=self._quiet)
+        note = f"{time.monotonic() - started:.0f} s, Python {environment.version}"
+        result = Result(suite, outcome, environment, note)
+        if self._quiet:
+            head = f"[done]  {summary(result)}"
+            self.say(f"{head}\n{outcome.output}\n=== end of {suite.name}" if outcome.failed else head)
+        return result
+
+    def retry(self, result: Result) -> None:
+        """Tries what failed once more, unless it is too much for an accident."""
+        first = result.outcome
+        if result.environment is None or not 0 < len(first.failures) <= _MOST_RETRIED:
+            return
+        self.say(f"\n=== {result.suite.name}: what failed, once more")
+        again = run_pytest(
+            result.suite, result.environment, self._options, self._cache / result.suite.name,
+            failed_only=True, quiet=False,
+        )  # fmt: skip
+        result.retried = [test for test in first.failures if test not in again.failures]
+        first.passed += len(result.retried)
+        first.failed = max(again.failed, len(first.failures) - len(result.retried))
 
 
-def suites(catalogue: Catalogue) -> Iterator[Suite]:
-    """All suites, quick ones first. A folder that does not exist yields none."""
-    services = ROOT / "services"
-    listed = [
-        Suite("protos", ROOT / "protos" / "tests", "coordinator"),
-        Suite("coordinator", ROOT / "coordinator" / "tests", "coordinator"),
-        Suite("common-new", services / "common" / "tests", "reference"),
-        # The same tests on the oldest Python, with fewer moments at which processes are killed.
-        Suite("common-old", services / "common" / "tests", "keras_theano", {"CROSSTRAIN_FAULT_POINTS": "5"}),
-    ]
-    listed += [Suite(service.name, service.folder / "tests", service.name) for service in catalogue.services]
-    listed.append(Suite("tests", ROOT / "tests", "coordinator"))
-    return (suite for suite in listed if suite.folder.is_dir())
-
-
-def environment_of(suite: Suite, catalogue: Catalogue) -> Environment | Unavailable:
-    if suite.environment == "coordinator":
-        return coordinator_environment(catalogue, tests=True, progress=_report)
-    return service_environment(catalogue.service(suite.environment), catalogue, tests=True, progress=_report)
-
-
-def run_suite(suite: Suite, environment: Environment, options: list[str]) -> Counts:
-    """Runs pytest, and what failed once more; a crash of pytest itself counts as one failure."""
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        command = [
-            str(environment.python), "-m", "pytest", str(suite.folder), "-q", "-o", f"cache_dir={folder / 'cache'}",
-            f"--timeout={_TEST_SECONDS}", *options,
-        ]  # fmt: skip
-        variables = {**os.environ, **environment.variables(), **suite.variables}
-        # Every suite may compare with the reference, whose library needs nothing but NumPy.
-        paths = [variables["PYTHONPATH"], str(ROOT / "services" / "reference" / "src")]
-        variables["PYTHONPATH"] = os.pathsep.join(paths)
-        status, counts, failed = _pytest(command, folder / "first.xml", variables)
-        if status == _TESTS_FAILED and 0 < len(failed) <= _MOST_RETRIED:
-            print(f"=== {suite.name}: what failed, once more", flush=True)
-            again = [*command, "--last-failed", "--last-failed-no-failures=none"]
-            status, second, still = _pytest(again, folder / "second.xml", variables)
-            counts.retried = [test for test in failed if test not in still]
-            counts.passed += len(counts.retried)
-            counts.failed = max(second.failed, len(failed) - len(counts.retried))
-    if status not in (0, _NO_TESTS_COLLECTED) and counts.failed == 0:
-        counts.failed = 1
-    return counts
-
-
-def _pytest(command: list[str], report: Path, variables: dict[str, str]) -> tuple[int, Counts, list[str]]:
-    """One call of pytest: exit status, counts, and the tests that failed."""
-    finished = subprocess.run([*command, f"--junit-xml={report}"], cwd=ROOT, env=variables, check=False)
-    counts, failed = _read_counts(report)
-    return finished.returncode, counts, failed
-
-
-def _read_counts(report: Path) -> tuple[Counts, list[str]]:
-    counts = Counts()
-    failed: list[str] = []
-    if not report.is_file():
-        return counts, failed
-    for case in ElementTree.parse(report).getroot().iter("testcase"):
-        kinds = {child.tag for child in case}
-        if kinds & {"failure", "error"}:
-            failed.append(f"{case.get('classname')}::{case.get('name')}")
-        elif "skipped" in kinds:
-            counts.skipped += 1
-        else:
-            counts.passed += 1
-    counts.failed = len(failed)
-    return counts, failed
-
-
-def _report(line: str) -> None:
-    print(f"[setup] {line}", flush=True)
+def summary(result: Result) -> str:
+    found = result.outcome
+    numbers = f"{found.passed:>6} passed{found.failed:>5} failed{found.skipped:>5} skipped"
+    return f"{result.suite.name:<18}{numbers}   {result.note}"
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("suites", nargs="*", help="names of suites; all when none is given")
     parser.add_argument("--list", action="store_true", help="list the suites and stop")
+    parser.add_argument("--jobs", type=int, default=2 if (os.cpu_count() or 1) > 1 else 1, help="suites at a time")
     own, options = _split(sys.argv[1:])
     arguments = parser.parse_args(own)
     catalogue = load_catalogue(ROOT / "services" / "services.toml")
@@ -155,35 +115,35 @@ def main() -> int:
     if arguments.list:
         print("\n".join(suite.name for suite in chosen))
         return 0
+    jobs = max(1, min(arguments.jobs, len(chosen)))
+    with tempfile.TemporaryDirectory() as name:
+        runner = Runner(catalogue, options, Path(name), quiet=jobs > 1)
+        with ThreadPoolExecutor(jobs) as pool:
+            results = list(pool.map(runner.run, chosen))
+        for result in results:
+            runner.retry(result)
+    return report(results)
 
-    total = Counts()
-    summary = []
-    for suite in chosen:
-        print(f"\n=== {suite.name}", flush=True)
-        started = time.monotonic()
-        environment = environment_of(suite, catalogue)
-        if isinstance(environment, Unavailable):
-            excused = environment.lacking and suite.environment != "coordinator"
-            counts = Counts(skipped=1) if excused else Counts(failed=1)
-            note = f"no environment: {environment.reason} (to fix it: {environment.remedy})"
-        else:
-            counts = run_suite(suite, environment, options)
-            note = f"{time.monotonic() - started:.0f} s, Python {environment.version}"
-        total.add(counts)
-        numbers = f"{counts.passed:>6} passed{counts.failed:>5} failed{counts.skipped:>5} skipped"
-        summary.append(f"{suite.name:<18}{numbers}   {note}")
-    print("\n" + "\n".join(summary))
-    for test in total.retried:
-        print(f"passed only at the second try: {test}")
-    print(f"{total.passed} passed, {total.failed} failed, {total.skipped} skipped")
-    return 1 if total.failed or total.passed == 0 else 0
+
+def report(results: list[Result]) -> int:
+    """Prints the table and the sums; 0 if all tests passed."""
+    print("\n" + "\n".join(summary(result) for result in results))
+    for result in results:
+        for test in result.retried:
+            print(f"passed only at the second try: {test}")
+    passed, failed, skipped = (
+        sum(getattr(result.outcome, kind) for result in results) for kind in ("passed", "failed", "skipped")
+    )
+    print(f"{passed} passed, {failed} failed, {skipped} skipped")
+    return 1 if failed or passed == 0 else 0
 
 
 def _split(arguments: list[str]) -> tuple[list[str], list[str]]:
+    """What stands before ``--`` and what stands after it."""
     if "--" not in arguments:
         return arguments, []
-    at = arguments.index("--")
-    return arguments[:at], arguments[at + 1 :]
+    place = arguments.index("--")
+    return arguments[:place], arguments[place + 1 :]
 
 
 if __name__ == "__main__":
