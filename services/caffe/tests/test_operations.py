@@ -50,6 +50,8 @@ LAYERS = {
     "batch_norm": BatchNorm("layer", 1e-3),
     "lrn": LocalResponseNorm("layer", 3, 0.7, 0.75, 2.0),
     "lrn_wider_than_channels": LocalResponseNorm("layer", 7, 0.7, 0.5, 1.0),
+    "lrn_within": LocalResponseNorm("layer", 3, 0.7, 0.75, 1.0, "within_channel"),
+    "lrn_within_wider_than_the_input": LocalResponseNorm("layer", 19, 0.1, 0.5, 1.0, "within_channel"),
     "pad": Pad("layer", (1, 0), (0, 2)),
     "pad_nothing": Pad("layer", (0, 0), (0, 0)),
 }
@@ -61,6 +63,7 @@ LINES = {
     "average": Pool("layer", "average", (3,), (2,), (1,), (1,), "ceil"),
     "batch_norm": BatchNorm("layer", 1e-3),
     "lrn": LocalResponseNorm("layer", 3, 0.7, 0.75, 2.0),
+    "lrn_within": LocalResponseNorm("layer", 5, 0.7, 0.75, 1.0, "within_channel"),
     "dropout": Dropout("layer", 0.4),
     "pad": Pad("layer", (1,), (2,)),
 }
@@ -78,6 +81,14 @@ def test_layer_in_one_dimension(name):
     model = single(LINES[name], input_shape=(2, 11))
     settings = training(RULES["momentum"])
     assert_steps_equal(engine(model, settings), model, settings, make_batches(model, 2, 5), 4e-6)
+
+
+@pytest.mark.parametrize("semantics", ["canonical", "native"])
+def test_constant_that_caffe_ignores_within_a_channel_is_refused(semantics):
+    model = single(LocalResponseNorm("layer", 3, 0.7, 0.75, 2.0, "within_channel"), input_shape=(2, 9, 8))
+    with pytest.raises(CrosstrainError, match="'layer' with k = 2.0") as caught:
+        engine(model, training(RULES["sgd"]), semantics=semantics)
+    assert caught.value.reason == "UNSUPPORTED" and caught.value.field == "model.layers[layer].k"
 
 
 def test_network_with_a_smaller_last_batch():

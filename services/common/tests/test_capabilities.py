@@ -6,7 +6,7 @@ import pytest
 from crosstrain_service import capabilities
 from crosstrain_service.capabilities import EXACT, FEATURES, UNSUPPORTED, Feature
 from crosstrain_service.errors import CrosstrainError
-from crosstrain_service.model import Convolution, Dense, Flatten, Model, Pool
+from crosstrain_service.model import Convolution, Dense, Flatten, LocalResponseNorm, Model, Pool
 from crosstrain_service.training import EarlyStopping, Execution, Rule, Training, WeightDecay
 
 
@@ -46,6 +46,8 @@ def test_schedule_that_changes_late_is_seen():
      {"layer.pool1d", "layer.pool.max", "layer.pool.padding", "layer.pool.asymmetric_padding", "layer.pool.ceil"}),
     (Pool("p", "average", (2,), (2,), (1,), (1,), "floor", True),
      {"layer.pool1d", "layer.pool.average", "layer.pool.padding", "layer.pool.average.include_pad"}),
+    (LocalResponseNorm("l", 3, 1.0, 0.75, 1.0), {"layer.local_response_norm"}),
+    (LocalResponseNorm("l", 3, 1.0, 0.75, 1.0, "within_channel"), {"layer.local_response_norm.within_channel"}),
 ])
 def test_needs_of_layers(layer, needed):
     model = Model("m", (1, 8, 8), 4, (layer, Flatten("f"), Dense("d", 4)))

@@ -57,6 +57,7 @@ def test_ceil_clips_a_window_in_the_padding():
     (Dense("d", 9), (24,), (9,)),
     (Relu("r"), (2, 3), (2, 3)), (Dropout("o", 0.5), (4,), (4,)), (BatchNorm("b", 1e-3), (2, 3, 3), (2, 3, 3)),
     (LocalResponseNorm("l", 5, 1e-4, 0.75, 1.0), (8, 3, 3), (8, 3, 3)),
+    (LocalResponseNorm("l", 5, 1e-4, 0.75, 1.0, "within_channel"), (8, 1, 3), (8, 1, 3)),
 ])
 def test_shape_after_a_layer(layer, before, after):
     assert output_shape(layer, before) == after
@@ -70,6 +71,8 @@ def test_shape_after_a_layer(layer, before, after):
     (Pad("z", (1,), (1,)), (1, 4, 4), "begin and end need 2 values"),
     (Dense("d", 3), (1, 4), "needs a flatten layer"),
     (LocalResponseNorm("l", 3, 1.0, 1.0, 1.0), (4,), "normalises across channels"),
+    (LocalResponseNorm("l", 3, 1.0, 1.0, 1.0, "within_channel"), (4,), "normalises within channel"),
+    (LocalResponseNorm("l", (1 << 24) - 1, 1.0, 1.0, 1.0, "within_channel"), (1, 4, 4), "with its padding"),
     (Pad("z", (0, 0), (1 << 24, 1 << 24)), (1, 4, 4), "values per sample, more than"),
     (Dense("d", 1 << 24), (1 << 10,), "weights, more than"),
 ])

@@ -261,6 +261,7 @@ def test_model_of_every_kind_of_layer_survives_the_message():
     layers = (
         plain.Pad("pad", (1, 0), (0, 2)), plain.Convolution("conv", 4, (3, 2), (2, 1), (1, 0), (0, 1), False),
         plain.BatchNorm("norm", 1e-3), plain.Relu("relu"), plain.LocalResponseNorm("lrn", 3, 1e-4, 0.75, 2.0),
+        plain.LocalResponseNorm("within", 3, 1e-4, 0.75, 2.0, "within_channel"),
         plain.Pool("pool", "average", (2, 2), (2, 2), (1, 0), (0, 1), "ceil", True), plain.Flatten("flat"),
         plain.Dropout("drop", 0.25), plain.Dense("dense", 3, False))
     model = plain.Model("all", (2, 9, 8), 3, layers).validate()

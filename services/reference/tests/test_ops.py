@@ -103,7 +103,25 @@ def test_lrn(rng, channels, size):
     assert_close(dx, numeric_gradient(lambda v: ops.lrn(v, **constants), x, dy))
 
 
+@pytest.mark.parametrize("spatial, size", [((4, 5), 3), ((5, 2), 5), ((1, 3), 7), ((6,), 3), ((4,), 5), ((3, 3), 1)])
+def test_lrn_within_a_channel(rng, spatial, size):
+    x = rng.randn(2, 3, *spatial)
+    constants = {"size": size, "alpha": 0.3, "beta": 0.75, "k": 2.0, "region": "within_channel"}
+    expected = np.empty_like(x)
+    for place in np.ndindex(*spatial):
+        near = tuple(slice(max(0, p - size // 2), p + size // 2 + 1) for p in place)
+        total = np.square(x[(slice(None), slice(None)) + near]).reshape(2, 3, -1).sum(-1)
+        at = (slice(None), slice(None)) + place
+        expected[at] = x[at] / (2.0 + 0.3 * total) ** 0.75
+    assert_close(ops.lrn(x, **constants), expected, 1e-14)
+    dy = rng.randn(*x.shape)
+    dx = ops.lrn_backward(dy, x, **constants)
+    assert_close(dx, numeric_gradient(lambda v: ops.lrn(v, **constants), x, dy))
+
+
 def test_lrn_constants():
+    with pytest.raises(ValueError, match="region is 'between'"):
+        ops.lrn(np.zeros((1, 4, 2)), 3, 1.0, 0.75, 1.0, "between")
     assert ops.alpha_sum_from_average(1e-4, 5) == 2e-5
     with pytest.raises(ValueError, match="size is 4"):
         ops.lrn(np.zeros((1, 4, 2)), 4, 1.0, 0.75, 1.0)
@@ -143,12 +161,14 @@ def every_operation(dtype):
         yield from ops.batch_norm_backward(x, x, c, c, c, eps, training)
     yield ops.lrn(x, 3, eps, np.float64(0.75), np.float64(1))
     yield ops.lrn_backward(x, x, 3, eps, np.float64(0.75), np.float64(1))
+    yield ops.lrn(x, 3, eps, np.float64(0.75), np.float64(1), "within_channel")
+    yield ops.lrn_backward(x, x, 3, eps, np.float64(0.75), np.float64(1), "within_channel")
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_dtype(dtype):
     results = list(every_operation(dtype))
-    assert len(results) == 31
+    assert len(results) == 33
     assert [result.dtype for result in results] == [np.dtype(dtype)] * len(results)
 
 

@@ -52,6 +52,9 @@ CHAINS = {
     "norms": oracle.chain(
         BatchNorm("norm", 1e-5), Relu("relu"), LocalResponseNorm("narrow", 3, 0.2, 0.75, 2.0),
         LocalResponseNorm("wide", 7, 0.2, 0.5, 1.0), input_shape=(2, 5, 4)),
+    "norms within channels": oracle.chain(
+        LocalResponseNorm("narrow", 3, 0.2, 0.75, 2.0, "within_channel"), Relu("relu"),
+        LocalResponseNorm("wide", 11, 0.2, 0.5, 1.0, "within_channel"), input_shape=(2, 5, 4)),
     "pads and masks": oracle.chain(
         Pad("pad", (0, 2), (1, 0)), Dropout("drop1", 0.3), Convolution("inner", 2, (2, 3), (1, 1), (0, 0), (0, 0)),
         Flatten("early"), Dropout("drop2", 0.4), Dense("dense", 5, bias=False), BatchNorm("norm", 1e-3),
@@ -64,8 +67,8 @@ CHAINS = {
             "pool", "average", (2, 1), (1, 1), (0, 0), (0, 0)), Flatten("flatten"))).validate(),
     "rows": oracle.chain(
         Convolution("conv", 4, (3,), (2,), (0,), (1,)), Relu("relu"), BatchNorm("norm", 1e-3),
-        pool("max", "max", (3,), (2,), (1,), (0,), "ceil"), LocalResponseNorm("lrn", 3, 0.2, 0.75, 2.0), Pad(
-            "pad", (2,), (1,)), pool("average", "average", (4,), (3,), (0,), (2,), "ceil", False),
+        pool("max", "max", (3,), (2,), (1,), (0,), "ceil"), LocalResponseNorm("lrn", 3, 0.2, 0.75, 2.0),
+        LocalResponseNorm("within", 3, 0.2, 0.75, 2.0, "within_channel"), Pad("pad", (2,), (1,)), pool("average", "average", (4,), (3,), (0,), (2,), "ceil", False),
         Dropout("drop", 0.5), input_shape=(2, 23)),
 }
 SETTINGS = oracle.training(oracle.RULES["momentum"])
@@ -77,7 +80,7 @@ def test_chain_in_float64(kind, name):
     oracle.assert_like_reference(kind, model, SETTINGS, make_batches(model, 2, 4), 1e-11)
 
 
-@pytest.mark.parametrize("name", ["convolutions", "max pools, padded", "norms", "pads and masks", "rows"])
+@pytest.mark.parametrize("name", ["convolutions", "max pools, padded", "norms", "norms within channels", "pads and masks", "rows"])
 def test_chain_in_float32(kind, name):
     model = CHAINS[name]
     oracle.assert_like_reference(kind, model, SETTINGS, make_batches(model, 2, 4), 3e-5, "float32")

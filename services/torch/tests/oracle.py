@@ -81,7 +81,7 @@ def _layer(layer):
     if isinstance(layer, plain.BatchNorm):
         return BatchNorm(layer.name, layer.epsilon)
     if isinstance(layer, plain.LocalResponseNorm):
-        return LRN(layer.name, layer.size, layer.alpha_sum, layer.beta, layer.k)
+        return LRN(layer.name, layer.size, layer.alpha_sum, layer.beta, layer.k, layer.region)
     if isinstance(layer, plain.Pad):
         return Pad(layer.name, layer.begin, layer.end)
     return {plain.Relu: Relu, plain.Flatten: Flatten}[type(layer)](layer.name)

@@ -48,6 +48,8 @@ CASES = {
     "batch norm": BatchNorm("op", 1e-3),
     "response norm": LocalResponseNorm("op", 3, 0.2, 0.75, 2.0),
     "response norm, wide": LocalResponseNorm("op", 7, 0.2, 0.5, 1.0),
+    "response norm within": LocalResponseNorm("op", 3, 0.2, 0.75, 2.0, "within_channel"),
+    "response norm within, beyond the input": LocalResponseNorm("op", 23, 0.2, 0.5, 1.0, "within_channel"),
 }
 ROWS = {
     "convolution": Convolution("op", 4, (3,), (2,), (0,), (1,)),
@@ -59,6 +61,7 @@ ROWS = {
     "pad": Pad("op", (2,), (1,)),
     "batch norm": BatchNorm("op", 1e-3),
     "response norm": LocalResponseNorm("op", 3, 0.2, 0.75, 2.0),
+    "response norm within": LocalResponseNorm("op", 5, 0.2, 0.75, 2.0, "within_channel"),
 }
 SETTINGS = oracle.training(oracle.RULES["momentum"])
 

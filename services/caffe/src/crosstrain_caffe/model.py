@@ -275,9 +275,21 @@ class _Builder:
         if len(shape) != 3:
             raise CrosstrainError("INVALID_MODEL", "layer %r needs channels and space" % layer.name)
         parameter = self._layer(layer.name, "LRN", [bottom]).lrn_param
-        parameter.local_size = layer.size
+        parameter.local_size, parameter.beta = layer.size, layer.beta
+        if layer.region == "within_channel":
+            if layer.k != 1:
+                raise CrosstrainError(
+                    "UNSUPPORTED", "engine caffe does not support layer %r with k = %r: Caffe adds 1 within a channel, "
+                    "whatever k is" % (layer.name, layer.k), "model.layers[%s].k" % layer.name)
+            parameter.norm_region = caffe_pb2.LRNParameter.WITHIN_CHANNEL
+            # Caffe averages over a square, also where one dimension is added to the layer's.
+            parameter.alpha = layer.alpha_sum * layer.size ** 2
+            if not self._native:
+                # cuDNN's layer, the default where there is one, normalises by another average.
+                parameter.engine = caffe_pb2.LRNParameter.CAFFE
+            return layer.name
         # Caffe divides its alpha by the size.
-        parameter.alpha, parameter.beta, parameter.k = layer.alpha_sum * layer.size, layer.beta, layer.k
+        parameter.alpha, parameter.k = layer.alpha_sum * layer.size, layer.k
         return layer.name
 
     _METHODS: Dict[type, Any] = {

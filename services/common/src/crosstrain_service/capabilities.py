@@ -56,6 +56,7 @@ FEATURES: Dict[str, str] = {
     "layer.dropout": "inverted dropout with the platform's masks",
     "layer.batch_norm": "batch normalisation with explicit epsilon",
     "layer.local_response_norm": "local response normalisation across channels",
+    "layer.local_response_norm.within_channel": "local response normalisation within a channel",
     "layer.pad": "explicit zero padding",
     "optimizer.sgd": "SGD without momentum",
     "optimizer.sgd.momentum": "SGD with momentum",
@@ -126,6 +127,8 @@ def features_of_model(model: Model) -> Set[str]:
                 needed.add("layer.convolution.asymmetric_padding")
         elif isinstance(layer, Pool):
             needed.update(_features_of_pool(layer))
+        elif isinstance(layer, LocalResponseNorm) and layer.region == "within_channel":
+            needed.add("layer.local_response_norm.within_channel")
         else:
             needed.add({
                 Dense: "layer.dense", Relu: "layer.relu", Flatten: "layer.flatten",

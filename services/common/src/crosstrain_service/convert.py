@@ -115,9 +115,13 @@ def _local_response_norm(name: str, message: Any, field: str) -> plain.Layer:
     size = _within(message.size, 1, MAX_SIZE, field + ".size")
     if size % 2 == 0:
         raise invalid_field(field + ".size", "%d is even; the window must be odd" % size)
+    regions = {model_pb2.LRN_REGION_UNSPECIFIED: "across_channels",
+               model_pb2.LRN_REGION_ACROSS_CHANNELS: "across_channels",
+               model_pb2.LRN_REGION_WITHIN_CHANNEL: "within_channel"}
     return plain.LocalResponseNorm(
         name, size, _real(message.alpha_sum, field + ".alpha_sum"),
-        _real(message.beta, field + ".beta"), _real(message.k, field + ".k", above=0.0))
+        _real(message.beta, field + ".beta"), _real(message.k, field + ".k", above=0.0),
+        _choice(message.region, regions, field + ".region"))
 
 
 def _pad(name: str, message: Any, field: str) -> plain.Layer:
@@ -163,8 +167,11 @@ def model_message(value: plain.Model) -> model_pb2.Model:
         elif isinstance(layer, plain.BatchNorm):
             item.batch_norm.CopyFrom(model_pb2.BatchNorm(epsilon=layer.epsilon, momentum=layer.momentum))
         elif isinstance(layer, plain.LocalResponseNorm):
+            # Across channels stays unset, as before there was a choice: digests of models do not change.
+            within = layer.region == "within_channel"
             item.local_response_norm.CopyFrom(model_pb2.LocalResponseNorm(
-                size=layer.size, alpha_sum=layer.alpha_sum, beta=layer.beta, k=layer.k))
+                size=layer.size, alpha_sum=layer.alpha_sum, beta=layer.beta, k=layer.k,
+                region=model_pb2.LRN_REGION_WITHIN_CHANNEL if within else model_pb2.LRN_REGION_UNSPECIFIED))
         else:
             item.pad.CopyFrom(model_pb2.Pad(begin=layer.begin, end=layer.end))
     return message

@@ -87,13 +87,18 @@ class BatchNorm:
 
 @dataclass(frozen=True)
 class LocalResponseNorm:
-    """Across channels, x / (k + alpha_sum * sum x^2)^beta over a window of ``size`` (odd) channels."""
+    """x / (k + alpha_sum * sum x^2)^beta over a window of odd ``size``; x is 0 outside the input.
+
+    ``region`` "across_channels": ``size`` channels at the same position; "within_channel": ``size`` positions of
+    the same channel in every spatial dimension, around the position.
+    """
 
     name: str
     size: int
     alpha_sum: float
     beta: float
     k: float
+    region: str = "across_channels"
 
 
 @dataclass(frozen=True)
@@ -242,7 +247,12 @@ def output_shape(layer: Layer, shape: Shape) -> Shape:
     elif isinstance(layer, Flatten):
         result = (_product(shape),)
     elif isinstance(layer, LocalResponseNorm) and len(shape) < 2:
-        raise _error("layer %r normalises across channels, but its input %s has none" % (name, _text(shape)), name)
+        raise _error("layer %r normalises %s, but its input %s has none" % (
+            name, layer.region.replace("_", " "), _text(shape)), name)
+    elif isinstance(layer, LocalResponseNorm) and layer.region == "within_channel" and _product(
+            shape[:1] + tuple(size + layer.size - 1 for size in shape[1:])) > MAX_ACTIVATIONS:
+        raise _error("layer %r: a window of %d gives more than %d values per sample with its padding"
+                     % (name, layer.size, MAX_ACTIVATIONS), name)
     else:
         result = shape
     if _product(result) > MAX_ACTIVATIONS:

@@ -43,6 +43,7 @@ _EMULATED = {
     "layer.pool.ceil": "explicit padding before the pooling",
     "layer.relu": "Theano's gradient at 0 replaced; native semantics keep it",
     "layer.dropout": "the mask is multiplied in; native semantics draw their own",
+    "layer.local_response_norm.within_channel": "sum pooling of the squares",
     "decay.l2": "added to the gradient; native semantics use the framework's penalty",
     "decay.decoupled": "the weights are multiplied before the step",
     "clip.global_norm": "the factor c / max(norm, c); native semantics use the framework's function",

@@ -106,7 +106,8 @@ class LasagneNetwork(Network):
             return self._batch_norm(layer, below)
         if isinstance(layer, spec.LocalResponseNorm):
             # Lasagne's layer rounds the squares to float32, whatever the run's type is.
-            if self._native and len(shape) == 3 and theano.config.floatX == "float32":
+            own = layer.region == "across_channels" and len(shape) == 3 and theano.config.floatX == "float32"
+            if self._native and own:
                 return lasagne.layers.LocalResponseNormalization2DLayer(
                     below, alpha=layer.alpha_sum, k=layer.k, beta=layer.beta, n=layer.size
                 )

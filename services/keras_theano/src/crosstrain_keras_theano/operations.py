@@ -189,9 +189,14 @@ def theano_max_pool(x: Variable, layer: Pool, shape: Sequence[int]) -> Variable:
 
 def local_response_norm(x: Variable, layer: LocalResponseNorm, channels: int) -> Variable:
     """x / (k + alpha_sum * sum of x^2 over ``size`` channels)^beta for x (B, C, ...); Theano has no such
-    operation.
+    operation. Within a channel the sum over positions is Theano's sum pooling.
     """
     half = layer.size // 2
+    if layer.region == "within_channel":
+        dims = x.ndim - 2
+        window = Pool(layer.name, "average", (layer.size,) * dims, (1,) * dims, (half,) * dims, (half,) * dims)
+        total = theano_pool(pad(T.sqr(x), [(half, half)] * dims), window, "sum")
+        return x / (floating(layer.k) + floating(layer.alpha_sum) * total) ** floating(layer.beta)
     squares = pad(T.sqr(x), [(half, half)] + [(0, 0)] * (x.ndim - 2))
     total = squares[:, 0:channels]
     for offset in range(1, layer.size):

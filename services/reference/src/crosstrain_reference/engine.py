@@ -22,9 +22,9 @@ _EXACT = (
     "layer.pool2d", "layer.pool.max", "layer.pool.average", "layer.pool.average.include_pad",
     "layer.pool.average.exclude_pad", "layer.pool.padding", "layer.pool.asymmetric_padding", "layer.pool.ceil",
     "layer.dense", "layer.relu", "layer.flatten", "layer.dropout", "layer.batch_norm",
-    "layer.local_response_norm", "layer.pad", "optimizer.sgd", "optimizer.sgd.momentum",
-    "optimizer.sgd.nesterov", "optimizer.rmsprop", "optimizer.adagrad", "optimizer.adam", "optimizer.adadelta",
-    "decay.l2", "decay.decoupled", "clip.global_norm", "semantics.canonical", "precision.float32",
+    "layer.local_response_norm", "layer.local_response_norm.within_channel", "layer.pad", "optimizer.sgd",
+    "optimizer.sgd.momentum", "optimizer.sgd.nesterov", "optimizer.rmsprop", "optimizer.adagrad", "optimizer.adam",
+    "optimizer.adadelta", "decay.l2", "decay.decoupled", "clip.global_norm", "semantics.canonical", "precision.float32",
     "precision.float64", "device.cpu", "execution.deterministic", "execution.intra_threads", "probe",
 )
 
@@ -148,5 +148,5 @@ def _layer(layer: plain.Layer) -> layers.Layer:
     if isinstance(layer, plain.BatchNorm):
         return layers.BatchNorm(layer.name, layer.epsilon)
     if isinstance(layer, plain.LocalResponseNorm):
-        return layers.LRN(layer.name, layer.size, layer.alpha_sum, layer.beta, layer.k)
+        return layers.LRN(layer.name, layer.size, layer.alpha_sum, layer.beta, layer.k, layer.region)
     return layers.Pad(layer.name, layer.begin, layer.end)

@@ -265,20 +265,21 @@ class BatchNorm(Layer):
 
 @dataclass(frozen=True)
 class LRN(Layer):
-    """Local response normalization across channels; ``alpha`` multiplies the sum of squares."""
+    """Local response normalization across channels or within each; ``alpha`` multiplies the sum of squares."""
 
     size: int
     alpha: float
     beta: float
     k: float
+    region: str = "across_channels"
 
     def forward(
         self, x: np.ndarray, params: Params, train: bool = True, mask: Mask = None, statistics: Given = None
     ) -> Tuple[np.ndarray, Trace]:
-        return ops.lrn(x, self.size, self.alpha, self.beta, self.k), Trace(x, train)
+        return ops.lrn(x, self.size, self.alpha, self.beta, self.k, self.region), Trace(x, train)
 
     def backward(self, dy: np.ndarray, trace: Trace, params: Params) -> Tuple[np.ndarray, Arrays]:
-        return ops.lrn_backward(dy, trace.x, self.size, self.alpha, self.beta, self.k), {}
+        return ops.lrn_backward(dy, trace.x, self.size, self.alpha, self.beta, self.k, self.region), {}
 
 
 @dataclass(frozen=True)

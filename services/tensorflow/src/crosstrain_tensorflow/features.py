@@ -22,6 +22,7 @@ _EMULATED = {
     "layer.pool.asymmetric_padding": "\"SAME\" where it means the same, else minus infinity or zeros added before",
     "layer.pool.ceil": "the end is padded with minus infinity (maximum) or zeros and a factor (average)",
     "layer.dropout": "multiplication with the platform's mask",
+    "layer.local_response_norm.within_channel": "average pooling of the squares",
 }
 _PARALLEL = ("parallel.data", "parallel.tensor", "parallel.pipeline")
 _CUDA = ("device.cuda", "execution.gpu_memory_growth", "execution.tf32")

@@ -131,7 +131,9 @@ class Network(tf.Module):
         if isinstance(layer, BatchNorm):
             return lambda x, run: self._batch_norm(layer, x, run)
         if isinstance(layer, LocalResponseNorm):
-            return lambda x, run: operations.local_response_norm(x, layer.size, layer.alpha_sum, layer.beta, layer.k)
+            within = layer.region == "within_channel"
+            norm = operations.within_channel_norm if within else operations.local_response_norm
+            return lambda x, run: norm(x, layer.size, layer.alpha_sum, layer.beta, layer.k)
         if isinstance(layer, Pad):
             pads = tuple(zip(layer.begin, layer.end))
             return lambda x, run: operations.pad(x, pads)

@@ -88,3 +88,19 @@ def local_response_norm(x: tf.Tensor,
     band = np.abs(channel[:, np.newaxis] - channel) <= radius
     total = tf.tensordot(tf.square(x), tf.constant(band, x.dtype), 1)
     return x * tf.pow(k + alpha_sum * total, -beta)
+
+
+def within_channel_norm(x: tf.Tensor,
+                        size: int,
+                        alpha_sum: float,
+                        beta: float,
+                        k: float) -> tf.Tensor:
+    """``x / (k + alpha_sum * sum x^2) ** beta``, the sum over ``size`` positions per dimension of (B, spatial..., C).
+
+    An average over the zero-padded squares has the divisor ``size ** dims`` in every window.
+    """
+    dims = len(x.shape) - 2
+    pool = tf.nn.avg_pool1d if dims == 1 else tf.nn.avg_pool2d
+    squares = pad(tf.square(x), [(size // 2, size // 2)] * dims)
+    total = pool(squares, [size] * dims, [1] * dims, "VALID") * (alpha_sum * size ** dims)
+    return x * tf.pow(k + total, -beta)

@@ -31,6 +31,7 @@ _EMULATED = {
     "layer.pool.asymmetric_padding": "explicit padding before; averages rescaled by a constant map",
     "layer.dropout": "the mask is multiplied in; native semantics draw their own",
     "layer.batch_norm": "PyTorch's operation without running statistics; native semantics keep them",
+    "layer.local_response_norm.within_channel": "average pooling of the squares",
     "optimizer.sgd.momentum": "the momentum buffer is rescaled when the learning rate changes",
     "optimizer.sgd.nesterov": "the momentum buffer is rescaled when the learning rate changes",
     "decay.decoupled": "AdamW for adam; for other rules the weights are multiplied before the step",

@@ -71,6 +71,20 @@ class ChannelNorm(nn.Module):
         return x / (total * self.settings.alpha_sum + self.settings.k) ** self.settings.beta
 
 
+class SpatialNorm(nn.Module):
+    """Local response normalisation within a channel, from the average of squares over ``dims`` dimensions."""
+
+    def __init__(self, layer: LocalResponseNorm, dims: int) -> None:
+        super().__init__()
+        # Padding counts in the divisor, so an average is the sum over size^dims everywhere.
+        self.average = (nn.AvgPool1d, nn.AvgPool2d)[dims - 1](layer.size, 1, layer.size // 2)
+        self.factor = layer.alpha_sum * layer.size ** dims
+        self.settings = layer
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x / (self.average(x * x) * self.factor + self.settings.k) ** self.settings.beta
+
+
 def normalise_by_batch(norm: nn.Module, x: torch.Tensor) -> torch.Tensor:
     """``x`` normalised with its own mean and biased variance; ``norm`` gives gamma, beta and epsilon."""
     # functional.batch_norm refuses one value per channel (a last batch of one sample after a flatten), where

@@ -38,6 +38,7 @@ from .layers import (
     ChannelNorm,
     MaskedDropout,
     Padded,
+    SpatialNorm,
     divisors,
     normalise_by_batch,
 )
@@ -118,6 +119,8 @@ class _Builder:
         if isinstance(layer, Pad):
             return Padded(layer.begin, layer.end, 0.0)
         if isinstance(layer, LocalResponseNorm):
+            if layer.region == "within_channel":
+                return SpatialNorm(layer, len(shape) - 1)
             if self._sums_channels:
                 return ChannelNorm(layer)
             # PyTorch divides its alpha by the size.

@@ -76,7 +76,7 @@ def _layer(layer: plain.Layer) -> Layer:
             raise ValueError(f"layer {name}: canonical batch norm needs its epsilon")
         return BatchNorm(name, layer.epsilon)
     if isinstance(layer, plain.LocalResponseNorm):
-        return LRN(name, layer.size, layer.alpha_sum, layer.beta, layer.k)
+        return LRN(name, layer.size, layer.alpha_sum, layer.beta, layer.k, layer.region)
     if isinstance(layer, plain.Pad):
         return Pad(name, layer.begin, layer.end)
     return Relu(name) if isinstance(layer, plain.Relu) else Flatten(name)

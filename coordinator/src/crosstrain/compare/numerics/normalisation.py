@@ -89,20 +89,27 @@ def batch_norm_backward_error(
 
 
 def _lrn_scale(layer: LRN, x: np.ndarray) -> np.ndarray:
-    return layer.k + layer.alpha * _channel_sum(np.square(x), layer.size)
+    return layer.k + layer.alpha * _window_sum(layer, np.square(x))
 
 
-def _channel_sum(x: np.ndarray, size: int) -> np.ndarray:
-    total = np.zeros_like(x)
-    radius = (size - 1) // 2
-    for channel in range(x.shape[1]):
-        total[:, channel] = x[:, max(0, channel - radius) : channel + radius + 1].sum(axis=1)
-    return total
+def _window_sum(layer: LRN, x: np.ndarray) -> np.ndarray:
+    """Sum over the window around every element of ``x`` (N, C, ...), zeros outside."""
+    radius = (layer.size - 1) // 2
+    for axis in (1,) if layer.region == "across_channels" else range(2, x.ndim):
+        along = np.moveaxis(x, axis, 0)
+        x = np.stack([along[max(0, at - radius) : at + radius + 1].sum(axis=0) for at in range(len(along))], axis)
+    return x
+
+
+def _window_rounding(layer: LRN, x: np.ndarray, arithmetic: Arithmetic) -> Any:
+    """Relative bound of a sum over the window of ``x`` (N, C, ...)."""
+    return arithmetic.sum_of(layer.size if layer.region == "across_channels" else layer.size ** (x.ndim - 2))
 
 
 def _lrn_relative(layer: LRN, scale: np.ndarray, arithmetic: Arithmetic) -> np.ndarray:
     """Relative bound of scale^-beta: that of the scale times beta, and of a power by logarithm."""
-    return layer.beta * arithmetic.sum_of(layer.size) + arithmetic.floor * (1 + layer.beta * np.abs(np.log(scale)))
+    rounding = _window_rounding(layer, scale, arithmetic)
+    return layer.beta * rounding + arithmetic.floor * (1 + layer.beta * np.abs(np.log(scale)))
 
 
 def lrn_error(layer: LRN, x: Bounded, y: np.ndarray, arithmetic: Arithmetic) -> np.ndarray:
@@ -111,23 +118,24 @@ def lrn_error(layer: LRN, x: Bounded, y: np.ndarray, arithmetic: Arithmetic) -> 
     if np.any(x.error):
         power = scale**-layer.beta
         slope = 2 * layer.alpha * layer.beta * np.abs(y) / scale
-        error = error + power * x.error + slope * _channel_sum(np.abs(x.value) * x.error, layer.size)
+        error = error + power * x.error + slope * _window_sum(layer, np.abs(x.value) * x.error)
     return error
 
 
 def lrn_backward_error(layer: LRN, dy: Bounded, x: np.ndarray, moved: np.ndarray, arithmetic: Arithmetic) -> np.ndarray:
-    """dx = dy p - 2 alpha beta x S(dy x p / s), p = s^-beta, S the sum over channels, term by term."""
+    """dx = dy p - 2 alpha beta x S(dy x p / s), p = s^-beta, S the sum over the window, term by term."""
     scale = _lrn_scale(layer, x)
     power = scale**-layer.beta
     size, incoming = np.abs(dy.value), np.zeros_like(x) + dy.error
-    relative_scale = 2 * layer.alpha * _channel_sum(np.abs(x) * moved, layer.size) / scale
+    relative_scale = 2 * layer.alpha * _window_sum(layer, np.abs(x) * moved) / scale
     relative = _lrn_relative(layer, scale, arithmetic) + arithmetic.floor + layer.beta * relative_scale
+    rounding = _window_rounding(layer, x, arithmetic)
     inner = size * np.abs(x) * power / scale
     inner_error = (
-        inner * (relative + relative_scale + arithmetic.sum_of(layer.size))
+        inner * (relative + relative_scale + rounding)
         + (incoming * np.abs(x) + size * moved) * power / scale
     )
     factor = 2 * layer.alpha * layer.beta
-    summed = _channel_sum(inner, layer.size)
-    shared = np.abs(x) * (_channel_sum(inner_error, layer.size) + arithmetic.sum_of(layer.size) * summed)
+    summed = _window_sum(layer, inner)
+    shared = np.abs(x) * (_window_sum(layer, inner_error) + rounding * summed)
     return (size * relative + incoming) * power + factor * (shared + moved * summed)

@@ -11,6 +11,7 @@ from .normalization import (
     batch_statistics,
     lrn,
     lrn_backward,
+    lrn_sum,
 )
 from .padding import pad, pad_backward, pad_output_shape
 from .pooling import (
@@ -39,6 +40,7 @@ __all__ = [
     "flatten",
     "lrn",
     "lrn_backward",
+    "lrn_sum",
     "max_pool",
     "max_pool_backward",
     "pad",

@@ -1,4 +1,4 @@
-"""Batch normalization and local response normalization over channels (axis 1)."""
+"""Batch normalization per channel (axis 1) and local response normalization."""
 
 from typing import Tuple
 
@@ -63,40 +63,57 @@ def alpha_sum_from_average(alpha_avg: float, size: int) -> float:
     return alpha_avg / size
 
 
-def lrn(x: np.ndarray, size: int, alpha: float, beta: float, k: float) -> np.ndarray:
-    """Return ``x_c / (k + alpha * sum of x_j^2 over |j - c| <= (size - 1) / 2) ^ beta`` across channels.
+def lrn(
+    x: np.ndarray, size: int, alpha: float, beta: float, k: float, region: str = "across_channels"
+) -> np.ndarray:
+    """Return ``x / (k + alpha * sum of squares over the window around x) ^ beta`` for ``x`` ``(N, C, ...)``.
 
-    ``alpha`` multiplies the sum, not the mean.  Raises ValueError unless ``size`` is odd.
+    The window spans ``size`` channels (``region`` "across_channels") or ``size`` elements along every spatial
+    dimension ("within_channel"); outside of ``x`` is zero.  ``alpha`` multiplies the sum, not the mean.  Raises
+    ValueError unless ``size`` is odd and ``region`` known.
     """
     same_dtype("lrn", x=x)
-    return x * _lrn_scale(x, size, alpha, k) ** -float(beta)
+    return x * _lrn_scale(x, size, alpha, k, region) ** -float(beta)
 
 
-def lrn_backward(dy: np.ndarray, x: np.ndarray, size: int, alpha: float, beta: float, k: float) -> np.ndarray:
+def lrn_backward(
+    dy: np.ndarray, x: np.ndarray, size: int, alpha: float, beta: float, k: float, region: str = "across_channels"
+) -> np.ndarray:
     """Return the input gradient of :func:`lrn`."""
     same_dtype("lrn_backward", dy=dy, x=x)
     require_shape("lrn_backward", "dy", dy, x.shape)
-    scale = _lrn_scale(x, size, alpha, k)
+    scale = _lrn_scale(x, size, alpha, k, region)
     power = scale ** -float(beta)
-    shared = _channel_sum(dy * x * power / scale, size)
+    shared = lrn_sum(dy * x * power / scale, size, region)
     return dy * power - (2.0 * float(alpha) * float(beta)) * x * shared
 
 
-def _lrn_scale(x: np.ndarray, size: int, alpha: float, k: float) -> np.ndarray:
-    return float(k) + float(alpha) * _channel_sum(np.square(x), size)
+def lrn_sum(x: np.ndarray, size: int, region: str) -> np.ndarray:
+    """Return the sum of ``x`` over the window of :func:`lrn` around every element."""
+    if region not in ("across_channels", "within_channel"):
+        raise ValueError(f"lrn: region is {region!r}, expected 'across_channels' or 'within_channel'")
+    radius = _radius(size)
+    for axis in (1,) if region == "across_channels" else range(2, x.ndim):
+        x = _line_sum(x, radius, axis)
+    return x
 
 
-def _channel_sum(x: np.ndarray, size: int) -> np.ndarray:
+def _lrn_scale(x: np.ndarray, size: int, alpha: float, k: float, region: str) -> np.ndarray:
+    return float(k) + float(alpha) * lrn_sum(np.square(x), size, region)
+
+
+def _line_sum(x: np.ndarray, radius: int, axis: int) -> np.ndarray:
     total = x.copy()
-    for shift in range(1, min(_radius(size), x.shape[1] - 1) + 1):
-        total[:, :-shift] += x[:, shift:]
-        total[:, shift:] += x[:, :-shift]
+    before = (slice(None),) * axis
+    for shift in range(1, min(radius, x.shape[axis] - 1) + 1):
+        total[before + (slice(None, -shift),)] += x[before + (slice(shift, None),)]
+        total[before + (slice(shift, None),)] += x[before + (slice(None, -shift),)]
     return total
 
 
 def _radius(size: int) -> int:
     if size < 1 or size % 2 == 0:
-        raise ValueError(f"lrn: size is {size}, expected an odd number of channels")
+        raise ValueError(f"lrn: size is {size}, expected an odd number")
     return (size - 1) // 2
 
 

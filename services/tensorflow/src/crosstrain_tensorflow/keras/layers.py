@@ -42,18 +42,23 @@ class Factors(keras.layers.Layer):
 
 
 class LocalResponseNormalization(keras.layers.Layer):
-    """Local response normalisation, which Keras has no layer for; see :func:`.operations.local_response_norm`."""
+    """Local response normalisation, which Keras has no layer for; see :func:`.operations.local_response_norm`.
 
-    def __init__(self, size: int, alpha_sum: float, beta: float, k: float, **options: Any) -> None:
+    ``within``: over positions of a channel, see :func:`.operations.within_channel_norm`.
+    """
+
+    def __init__(self, size: int, alpha_sum: float, beta: float, k: float, within: bool, **options: Any) -> None:
         super().__init__(**options)
+        self._within = within
         self._constants = {"size": size, "alpha_sum": alpha_sum, "beta": beta, "k": k}
 
     def call(self, inputs: tf.Tensor) -> tf.Tensor:
         """(B, spatial..., C) to the same shape."""
-        return operations.local_response_norm(inputs, **self._constants)
+        norm = operations.within_channel_norm if self._within else operations.local_response_norm
+        return norm(inputs, **self._constants)
 
     def get_config(self) -> Dict[str, Any]:
-        return dict(super().get_config(), **self._constants)
+        return dict(super().get_config(), within=self._within, **self._constants)
 
 
 class RecordedLoss(keras.losses.SparseCategoricalCrossentropy):

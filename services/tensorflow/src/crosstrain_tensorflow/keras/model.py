@@ -151,7 +151,8 @@ class KerasNetwork:
         if isinstance(layer, BatchNorm):
             return [self._batch_norm(layer)]
         if isinstance(layer, LocalResponseNorm):
-            return [LocalResponseNormalization(layer.size, layer.alpha_sum, layer.beta, layer.k, **self._options())]
+            return [LocalResponseNormalization(layer.size, layer.alpha_sum, layer.beta, layer.k,
+                                               layer.region == "within_channel", **self._options())]
         if isinstance(layer, Pad):
             pads = tuple(zip(layer.begin, layer.end))
             kind = layers.ZeroPadding1D if len(pads) == 1 else layers.ZeroPadding2D
