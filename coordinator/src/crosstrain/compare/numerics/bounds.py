@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from crosstrain.compare.numerics import normalisation
+from crosstrain.compare.numerics import normalisation, products
 from crosstrain.compare.numerics.rounding import FLOAT32, FLOAT64, Arithmetic, Arrays, Bounded, arithmetic_of
 from crosstrain_reference import (
     LRN,
@@ -99,10 +99,13 @@ def forward(
     statistics: tuple[np.ndarray, np.ndarray] | None = None,
 ) -> Piece:
     """One layer applied to ``x``, with the bound of its output. Arguments are in the checking type."""
+    if isinstance(layer, Convolution):
+        return Piece(products.convolution(layer, x, params, arithmetic), Trace(x.value, train))
     y, trace = layer.forward(x.value, params, train, mask, statistics)
     carried = np.any(x.error)
-    if isinstance(layer, (Convolution, Dense)):
-        absolute = _absolute(params)
+    error: Any
+    if isinstance(layer, Dense):
+        absolute = _absolute(layer, params)
         size, _ = layer.forward(np.abs(x.value), absolute, train)
         error = arithmetic.sum_of(_fan_in(layer, params)) * size
         if carried:
@@ -137,6 +140,8 @@ def backward(
     ``x_error`` bounds the error of the layer's input ``trace.x``. Where it leaves open which way a ReLU or
     a pooling window decides, the whole gradient at stake is part of the bound.
     """
+    if isinstance(layer, Convolution):
+        return products.convolution_backward(layer, dy, trace.x, params, arithmetic, x_error)
     dx, gradients = layer.backward(dy.value, trace, params)
     incoming = np.zeros_like(dy.value) + dy.error
     moved = np.zeros_like(trace.x) + x_error
@@ -145,8 +150,8 @@ def backward(
         return normalisation.batch_norm_backward_error(layer, dy, dx, gradients, trace, params, arithmetic, moved)
     if isinstance(layer, LRN):
         return Bounded(dx, normalisation.lrn_backward_error(layer, dy, trace.x, moved, arithmetic)), {}
-    if isinstance(layer, (Convolution, Dense)):
-        absolute = _absolute(params)
+    if isinstance(layer, Dense):
+        absolute = _absolute(layer, params)
         here = trace._replace(x=np.abs(trace.x))
         sizes = layer.backward(np.abs(dy.value), here, absolute)
         carried = layer.backward(incoming, here, absolute)
@@ -190,11 +195,11 @@ def _open_windows(layer: Pool, x: np.ndarray, moved: np.ndarray, largest: np.nda
     total = np.zeros(high.shape, dtype=x.dtype)
     for candidate, at in zip(candidates, offsets, strict=True):
         total[at] += np.where(candidate & uncertain, largest, 0)
-    return total[geometry.interior()]
+    return np.asarray(total[geometry.interior()])
 
 
-def _absolute(params: Arrays) -> Arrays:
-    return {name: np.abs(value) for name, value in params.items()}
+def _absolute(layer: Layer, params: Arrays) -> Arrays:
+    return {name: np.abs(value) for name, value in params.items() if name.startswith(layer.name + ".")}
 
 
 def _fan_in(layer: Layer, params: Arrays) -> int:
@@ -218,4 +223,4 @@ def tied(layer: Layer, x: np.ndarray) -> np.ndarray:
     marks = np.zeros(padded.shape, dtype=bool)
     for part, offset in zip(equal, geometry.offsets(), strict=True):
         marks[every + geometry.at(offset)] |= part & shared
-    return marks[geometry.interior()]
+    return np.asarray(marks[geometry.interior()])
