@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -48,11 +48,19 @@ class RunFailed(Exception):
 class Service:
     """A service process of the catalogue with a fresh state folder, and a client of it.
 
-    Use it as a context manager. ``options`` are added to the command line. Raises
-    :class:`ServiceUnavailable` if the environment cannot be had or the process does not come up.
+    Use it as a context manager. ``options`` are added to the command line, ``folders`` to the import path,
+    ``variables`` to the environment. Raises :class:`ServiceUnavailable` if the environment cannot be had or
+    the process does not come up.
     """
 
-    def __init__(self, name: str, state: Path | None = None, options: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        name: str,
+        state: Path | None = None,
+        options: tuple[str, ...] = (),
+        folders: tuple[Path, ...] = (),
+        variables: Mapping[str, str] | None = None,
+    ) -> None:
         found = catalogue.environment(name)
         if isinstance(found, Unavailable):
             raise ServiceUnavailable(f"no environment for {name}: {found.reason} (to fix it: {found.remedy})")
@@ -67,7 +75,9 @@ class Service:
             "--package", catalogue.catalogue().service(name).package, "--service", name,
             "--state", str(self.state), "--port-file", str(port_file), *options,
         ]  # fmt: skip
-        environment = {**os.environ, **found.variables()}
+        environment = {**os.environ, **found.variables(), **(variables or {})}
+        paths = [environment["PYTHONPATH"], *map(str, folders)]
+        environment["PYTHONPATH"] = os.pathsep.join(paths)
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, cwd=self.state
