@@ -180,6 +180,12 @@ FAULTS = {
         "forward",
         "lrn",
     ),
+    "alpha of the mean within a channel": (
+        "lrn_within_channel",
+        _layers(LRN, lambda x: _replaced(x, LRN, alpha=x.alpha / x.size**2)),
+        "forward",
+        "lrn",
+    ),
     "eps of batch norm": (
         "batch_norm_dense",
         _layers(BatchNorm, lambda x: BatchNorm(x.name, 1e-3)),

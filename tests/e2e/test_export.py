@@ -115,6 +115,8 @@ def networks() -> dict[str, Model]:
     }
     pad = Pad("pad", (1, 0), (0, 2))
     found["flatten_before_norm"] = Model("other", (3, 5, 4), 4, (pad, Flatten("flatten"), *tail))
+    within = LocalResponseNorm("within", 3, 0.3, 0.75, 1.5, "within_channel")
+    found["within_channel"] = Model("within", (3, 9, 8), 4, (conv, lrn, within, pools["max"], *head, Dense("out", 4)))
     # Without a ReLU, behind or before which zeros would do for minus infinity.
     found["max_negative"] = Model("max", (3, 9, 8), 4, (pools["max_uneven"], Flatten("flatten"), Dense("dense", 4)))
     # Names that PyTorch or Keras use themselves.
@@ -122,6 +124,7 @@ def networks() -> dict[str, Model]:
     found["names"] = Model("names", (2, 3, 2), 3, own)
     line: list[Layer] = [
         Pad("pad", (0,), (1,)), Convolution("conv", 5, (3,), (1,), (2,), (0,)), BatchNorm("norm", 1e-4), lrn,
+        LocalResponseNorm("within", 5, 0.3, 0.75, 1.5, "within_channel"),
         flat("one", "max", 3, 2, 2, 0), flat("two", "average", 2, 2, 1, 0, "ceil"), *head, *tail,
     ]  # fmt: skip
     found["one_dimension"] = Model("line", (2, 17), 4, tuple(line))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -98,6 +100,21 @@ def test_batch_norm_and_local_response_norm() -> None:
     assert found.batch_size == 4 and found.sources["bn"] == ("bn", "sc")
 
 
+@pytest.mark.parametrize("region", ["WITHIN_CHANNEL", "1"])
+def test_local_response_norm_within_a_channel(region: str) -> None:
+    layer = """
+    layer { name: "lrn" type: "LRN" bottom: "x" top: "y"
+      lrn_param { norm_region: %s local_size: 3 alpha: 0.9 beta: 0.5 %s } }
+    """
+    expected = LocalResponseNorm("lrn", 3, 0.1, 0.5, 1.0, "within_channel")
+    found = import_net(small(layer % (region, "")))
+    assert found.model.layers[0] == expected and not found.remarks
+    found = import_net(small(layer % (region, "k: 2")))
+    assert found.model.layers[0] == expected and "lrn: Caffe ignores k" in found.remarks[0]
+    text = model_text(found.model)
+    assert '"region": "within_channel"' in text
+
+
 @pytest.mark.parametrize(("layer", "words"), [
     ('type: "Python" python_param { module: "os" layer: "x" }', ["'one' (Python)", "code"]),
     ('type: "Deconvolution"', ["Deconvolution", "known are"]),
@@ -108,7 +125,8 @@ def test_batch_norm_and_local_response_norm() -> None:
     ('type: "Convolution" convolution_param { num_output: 4 kernel_size: x }', ["kernel_size must be a number"]),
     ('type: "Convolution" convolution_param { num_output: 4 kernel_size: 3 new_field: 1 }', ["new_field cannot be"]),
     ('type: "Pooling" pooling_param { kernel_size: 1 stride: 4 }', ["outside"]),
-    ('type: "LRN" lrn_param { norm_region: WITHIN_CHANNEL }', ["ACROSS_CHANNELS"]),
+    ('type: "LRN" lrn_param { norm_region: BETWEEN }', ["ACROSS_CHANNELS or WITHIN_CHANNEL"]),
+    ('type: "LRN" lrn_param { norm_region: WITHIN_CHANNEL local_size: 4 }', ["local_size must be odd"]),
     ('type: "ReLU" relu_param { negative_slope: 0.1 }', ["negative_slope"]),
     ('type: "Scale" scale_param { bias_term: true }', ["behind a BatchNorm"]),
     ('type: "BatchNorm"', ["Scale layer must follow"]),
@@ -180,6 +198,21 @@ def test_round_trip() -> None:
     assert found.weights is not None and found.weights.keys() == weights.keys()
     for name, value in found.weights.items():
         assert value.tobytes() == weights[name].tobytes(), name
+
+
+def test_local_response_norm_within_a_channel_goes_out_and_in() -> None:
+    lrn = LocalResponseNorm("lrn", 3, 0.25, 0.75, 1.0, "within_channel")
+    head = Flatten("flatten"), Dense("out", 3)
+    model = Model("net", (2, 4, 3), 3, (lrn, *head)).validate()
+    weights = {name: np.ones(shape, np.float32) for name, shape in model.parameter_shapes().items()}
+    text, data = export_caffe(model, weights)
+    assert "norm_region: WITHIN_CHANNEL local_size: 3 alpha: 2.25 beta: 0.75 engine: CAFFE" in text
+    assert import_caffe(text, SOLVER, data).model == model
+    # A line is an image of height 1, whose window is a square.
+    text, _ = export_caffe(Model("net", (2, 12), 3, (lrn, *head)).validate(), weights)
+    assert "alpha: 2.25" in text
+    with pytest.raises(CrosstrainError, match="'lrn' cannot be exported: k is 2.0"):
+        export_caffe(replace(model, layers=(replace(lrn, k=2.0), *head)), weights)
 
 
 def test_broken_caffemodels() -> None:

@@ -150,6 +150,19 @@ def test_pools(layer: Pool, torch: str, keras: str) -> None:
     assert keras in constructors(export_keras(model, weights).source).values()
 
 
+@pytest.mark.parametrize("shape", [(2, 5, 4), (2, 9)])
+def test_response_norm_within_a_channel(shape: tuple[int, ...]) -> None:
+    norm = LocalResponseNorm("one", 3, 0.25, 0.75, 2.0, "within_channel")
+    model = network(norm, Flatten("flatten"), Dense("out", 3), shape=shape)
+    weights = weights_of(model)
+    torch, keras = export_torch(model, weights).source, export_keras(model, weights).source
+    assert constructors(torch)["one"] == f"SpatialResponseNorm({len(shape) - 1}, 3, alpha=0.25, beta=0.75, k=2.0)"
+    assert constructors(keras)["one"] == "SpatialResponseNorm(3, alpha=0.25, beta=0.75, k=2.0, name='one')"
+    assert "import torch\n" not in torch and torch.count("class SpatialResponseNorm") == 1
+    assert 'CUSTOM_OBJECTS = {"SpatialResponseNorm": SpatialResponseNorm}' in keras
+    assert "class LocalResponseNorm" not in keras
+
+
 def test_names_that_pytorch_uses_itself() -> None:
     layers = Flatten("flatten"), Relu("train"), Dense("train_", 4), Dense("input", 3)
     model = network(*layers)

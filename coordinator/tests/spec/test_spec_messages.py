@@ -19,7 +19,7 @@ from crosstrain.spec import (
 )
 from crosstrain_protos.v1 import data_pb2, training_pb2
 from crosstrain_service import convert
-from crosstrain_service.model import BatchNorm, Convolution, Dense, Dropout, Pool
+from crosstrain_service.model import BatchNorm, Convolution, Dense, Dropout, LocalResponseNorm, Pool
 from crosstrain_service.testing import cnn2
 
 JOB = """name: x
@@ -74,6 +74,7 @@ def test_inline_layers_with_defaults_and_names() -> None:
     - max_pool: {kernel: 3, stride: 1}
     - batch_norm: {epsilon: 0.001}
     - local_response_norm: {size: 3, alpha_sum: 0.1, beta: 0.75, k: 1}
+    - local_response_norm: {size: 3, alpha_sum: 0.1, beta: 0.75, k: 1, region: within_channel}
     - pad: {padding: [0, 1]}
     - flatten
     - dropout: {name: drop, rate: 0.25}
@@ -81,8 +82,8 @@ def test_inline_layers_with_defaults_and_names() -> None:
     )
     model = build_model(parse_document(text % "{sgd: {learning_rate: 1}}"), (1, 12, 12), 5)
     names = [layer.name for layer in model.layers]
-    assert names == ["conv1", "relu1", "pool1", "pool2", "batch_norm1", "local_response_norm1", "pad1", "flatten1",
-                     "drop", "dense1"]  # fmt: skip
+    assert names == ["conv1", "relu1", "pool1", "pool2", "batch_norm1", "local_response_norm1",
+                     "local_response_norm2", "pad1", "flatten1", "drop", "dense1"]  # fmt: skip
     first, pool, second = model.layers[0], model.layers[2], model.layers[3]
     assert isinstance(first, Convolution)
     assert (first.kernel, first.stride, first.pad_begin, first.pad_end) == ((3, 5), (1, 1), (1, 0), (2, 2))
@@ -90,6 +91,8 @@ def test_inline_layers_with_defaults_and_names() -> None:
     assert (pool.kind, pool.stride, pool.round_mode, pool.count_include_pad) == ("average", (2, 2), "ceil", True)
     assert isinstance(second, Pool)
     assert (second.kind, second.stride) == ("max", (1, 1))
+    norms = model.layers_of(LocalResponseNorm)
+    assert [norm.region for norm in norms] == ["across_channels", "within_channel"]  # type: ignore[union-attr]
     assert model.output_shapes()["dense1"] == (5,)
     # What services check is what was built.
     assert convert.model(convert.model_message(model)) == model

@@ -46,7 +46,7 @@ def import_caffe(
     found = import_net(net, input_shape)
     training = import_solver(solver, found.multipliers, ignore_rates)
     training["batch_size"] = found.batch_size or 64
-    remarks = []
+    remarks = list(found.remarks)
     if "adam" in training["optimizer"]:
         remarks.append(
             "Caffe adds Adam's delta to the uncorrected root; the job has the same value as epsilon, beside the "
@@ -150,6 +150,8 @@ def _document(layer: plain.Layer) -> dict[str, Any]:
         return {"batch_norm": {**settings, **{key: value for key, value in given.items() if value is not None}}}
     if isinstance(layer, plain.LocalResponseNorm):
         values = {"size": layer.size, "alpha_sum": layer.alpha_sum, "beta": layer.beta, "k": layer.k}
+        if layer.region != "across_channels":
+            settings["region"] = layer.region
         return {"local_response_norm": {**settings, **values}}
     if isinstance(layer, plain.Pad):
         return {"pad": {**settings, "padding": {"begin": list(layer.begin), "end": list(layer.end)}}}

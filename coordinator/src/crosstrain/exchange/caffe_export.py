@@ -73,11 +73,21 @@ def _layers(layer: plain.Layer, bottom: str, weights: Mapping[str, np.ndarray], 
             (name, name, "Scale", "scale_param { bias_term: true }", taken(weights, name, ("gamma", "beta"))),
         ]
     if isinstance(layer, plain.LocalResponseNorm):
-        values = f"local_size: {layer.size} alpha: {layer.alpha_sum * layer.size!r} beta: {layer.beta!r} k: {layer.k!r}"
-        return [(name, name, "LRN", f"lrn_param {{ {values} }}", [])]
+        return [(name, name, "LRN", f"lrn_param {{ {_response_norm(layer)} }}", [])]
     if isinstance(layer, plain.Pad):
         raise refused(name, "Caffe has no padding layer")
     return [(name, name, {plain.Relu: "ReLU", plain.Flatten: "Flatten"}[type(layer)], "", [])]
+
+
+def _response_norm(layer: plain.LocalResponseNorm) -> str:
+    # Caffe divides its alpha by the number of elements of the window.
+    if layer.region == "across_channels":
+        return f"local_size: {layer.size} alpha: {layer.alpha_sum * layer.size!r} beta: {layer.beta!r} k: {layer.k!r}"
+    if layer.k != 1:
+        raise refused(layer.name, f"k is {layer.k!r}, but Caffe adds 1 within a channel")
+    # A square also over lines, which are images of height 1; cuDNN's layer normalises by another average.
+    values = f"local_size: {layer.size} alpha: {layer.alpha_sum * layer.size**2!r} beta: {layer.beta!r}"
+    return f"norm_region: WITHIN_CHANNEL {values} engine: CAFFE"
 
 
 def _window(layer: plain.Convolution | plain.Pool) -> str:

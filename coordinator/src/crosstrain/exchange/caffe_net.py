@@ -37,7 +37,7 @@ class Imported:
 
     ``sources``: Caffe's layer of each of the model's layers with parameters (two for batch norm: the
     statistics' layer, then gamma's and beta's). ``batch_size``: of the training data, 0 if unknown; ``divisor``: of
-    the pixels.
+    the pixels; ``remarks``: on what was read otherwise than it is written.
     """
 
     model: plain.Model
@@ -45,6 +45,7 @@ class Imported:
     multipliers: Decay
     batch_size: int
     divisor: float
+    remarks: tuple[str, ...] = ()
 
 
 def import_net(text: str, input_shape: Sequence[int] | None = None) -> Imported:
@@ -108,6 +109,7 @@ class _Builder:
         self._divisor = 1.0
         self._norm: tuple[_Layer, float, float | None] | None = None
         self._measured = False
+        self._remarks: list[str] = []
         self._line = 1
 
     def begin(self, blob: str, dims: Sequence[int]) -> None:
@@ -290,14 +292,25 @@ class _Builder:
     def _lrn(self, layer: _Layer) -> None:
         fields = layer.fields.inner("lrn_param")
         fields.ignore("engine")
-        if fields.word("norm_region", "ACROSS_CHANNELS") not in ("ACROSS_CHANNELS", "0"):
-            raise layer.wrong("norm_region must be ACROSS_CHANNELS")
+        regions = {"ACROSS_CHANNELS": "across_channels", "WITHIN_CHANNEL": "within_channel"}
+        regions |= {"0": "across_channels", "1": "within_channel"}
+        region = regions.get(fields.word("norm_region", "ACROSS_CHANNELS"))
+        if region is None:
+            raise layer.wrong("norm_region must be ACROSS_CHANNELS or WITHIN_CHANNEL")
         size = fields.whole("local_size", 5)
         if size < 1 or size % 2 == 0:
             raise layer.wrong("local_size must be odd")
-        # Caffe divides its alpha by the size.
         alpha, beta, k = fields.number("alpha", 1.0), fields.number("beta", 0.75), fields.number("k", 1.0)
-        self._append(plain.LocalResponseNorm(self._called(layer), size, alpha / size, beta, k))
+        # Caffe divides its alpha by the number of elements of the window.
+        elements = size
+        if region == "within_channel":
+            if len(self._shape) != 3:
+                raise layer.wrong("Caffe normalises images alone within a channel")
+            elements = size**2
+            if k != 1:
+                self._remarks.append(f"{layer.name}: Caffe ignores k within a channel; 1 was taken, as it computes")
+                k = 1.0
+        self._append(plain.LocalResponseNorm(self._called(layer), size, alpha / elements, beta, k, region))
 
     def _flatten(self, layer: _Layer) -> None:
         fields = layer.fields.inner("flatten_param")
@@ -354,4 +367,5 @@ class _Builder:
             model.validate()
         except CrosstrainError as error:
             raise invalid(error.message) from None
-        return Imported(model, self._sources, self._multipliers, self._batch, self._divisor)
+        found = self._sources, self._multipliers, self._batch, self._divisor
+        return Imported(model, *found, tuple(self._remarks))

@@ -52,7 +52,7 @@ def prepared(model: plain.Model, weights: Mapping[str, np.ndarray]) -> Arrays:
         if isinstance(layer, plain.BatchNorm) and layer.epsilon is None:
             raise refused(layer.name, "its epsilon is the default of whatever framework trained it; state the value")
         if isinstance(layer, plain.LocalResponseNorm) and layer.size % 2 == 0:
-            raise refused(layer.name, "a window of an even number of channels has no centre")
+            raise refused(layer.name, "a window of an even number of elements has no centre")
     parameters, statistics = canonical.check_weights(weights, model)
     for name in model.statistics_shapes():
         if name not in statistics:

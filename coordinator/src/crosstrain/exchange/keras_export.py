@@ -81,6 +81,27 @@ class LocalResponseNorm(keras.layers.Layer):
         own = {"size": self.size, "alpha": self.alpha, "beta": self.beta, "k": self.k}
         return {**super().get_config(), **own}
 ''',
+    "SpatialResponseNorm": '''
+
+class SpatialResponseNorm(keras.layers.Layer):
+    """x / (k + alpha * sum of x^2) ** beta, the sum over ``size`` positions per dimension of a channel."""
+
+    def __init__(self, size, alpha, beta, k, **options):
+        super().__init__(**options)
+        self.size, self.alpha, self.beta, self.k = size, alpha, beta, k
+
+    def call(self, x):
+        dims = len(x.shape) - 2
+        around = [[self.size // 2, self.size // 2]] * dims
+        squares = tf.pad(tf.square(x), [[0, 0], *around, [0, 0]])
+        pool = (tf.nn.avg_pool1d, tf.nn.avg_pool2d)[dims - 1]
+        total = self.size**dims * pool(squares, [self.size] * dims, [1] * dims, "VALID")
+        return x / (self.k + self.alpha * total) ** self.beta
+
+    def get_config(self):
+        own = {"size": self.size, "alpha": self.alpha, "beta": self.beta, "k": self.k}
+        return {**super().get_config(), **own}
+''',
 }
 
 # Keras's registry takes a name once in some versions, so that two exports could not be used together.
@@ -223,7 +244,8 @@ def _layers(layer: plain.Layer, shape: plain.Shape, direct: bool) -> list[tuple[
         return [("", f"keras.layers.BatchNormalization(epsilon={layer.epsilon!r}{momentum})")]
     if isinstance(layer, plain.LocalResponseNorm):
         values = f"{layer.size}, alpha={layer.alpha_sum!r}, beta={layer.beta!r}, k={layer.k!r}"
-        return [("", f"LocalResponseNorm({values})")]
+        kind = "SpatialResponseNorm" if layer.region == "within_channel" else "LocalResponseNorm"
+        return [("", f"{kind}({values})")]
     raise refused(layer.name, f"no layer of Keras is known for {type(layer).__name__}")
 
 

@@ -63,6 +63,20 @@ class CountedAverage(nn.Module):
         return self.average(x) * self.scale
 '''
 
+_SPATIAL_NORM = '''
+
+class SpatialResponseNorm(nn.Module):
+    """x / (k + alpha * sum of x^2) ** beta, the sum over ``size`` positions per dimension of a channel."""
+
+    def __init__(self, dims, size, alpha, beta, k):
+        super().__init__()
+        self.average = (nn.AvgPool1d, nn.AvgPool2d)[dims - 1](size, 1, size // 2)
+        self.factor, self.beta, self.k = alpha * size**dims, beta, k
+
+    def forward(self, x):
+        return x / (self.k + self.factor * self.average(x * x)) ** self.beta
+'''
+
 _LOAD = '''
 
 def load(path=Path(__file__).with_name("{weights}"), device="cpu"):
@@ -95,10 +109,11 @@ def export_torch(model: plain.Model, weights: Mapping[str, np.ndarray], divisor:
     source = (
         f"{heading(model, 'PyTorch module', model.input_shape, order, divisor)}\n"
         "from collections import OrderedDict\nfrom pathlib import Path\n\n"
-        f"{'import torch' + chr(10) if 'CountedAverage' in body else ''}"
+        f"{'import torch' + chr(10) if ' CountedAverage(' in body else ''}"
         "from safetensors.torch import load_file\nfrom torch import nn\n\n"
         f"{constants(model, model.input_shape, divisor)}"
-        f"{_AVERAGE if 'CountedAverage' in body else ''}"
+        f"{_AVERAGE if ' CountedAverage(' in body else ''}"
+        f"{_SPATIAL_NORM if ' SpatialResponseNorm(' in body else ''}"
         "\n\nclass Network(nn.Sequential):\n"
         f'    """From {model.input_shape!r} per sample to {model.classes} logits."""\n\n'
         "    def __init__(self):\n        super().__init__(OrderedDict([\n"
@@ -145,6 +160,9 @@ def _modules(layer: plain.Layer, shape: plain.Shape) -> list[tuple[str, str]]:
         # PyTorch's momentum is the weight of the new value.
         momentum = "" if layer.momentum is None else f", momentum={1.0 - layer.momentum!r}"
         return [("", f"nn.BatchNorm{max(dims, 1)}d({shape[0]}, eps={layer.epsilon!r}{momentum})")]
+    if isinstance(layer, plain.LocalResponseNorm) and layer.region == "within_channel":
+        values = f"{dims}, {layer.size}, alpha={layer.alpha_sum!r}, beta={layer.beta!r}, k={layer.k!r}"
+        return [("", f"SpatialResponseNorm({values})")]
     if isinstance(layer, plain.LocalResponseNorm):
         # PyTorch divides its alpha by the size.
         alpha = layer.alpha_sum * layer.size

@@ -79,12 +79,13 @@ class BatchNormSpec(LayerSettings):
 
 
 class LocalResponseNormSpec(LayerSettings):
-    """x / (k + alpha_sum * sum of squares over ``size`` channels)^beta."""
+    """x / (k + alpha_sum * sum of squares over ``size`` channels, or positions of a channel per dimension)^beta."""
 
     size: Size
     alpha_sum: NotNegative
     beta: NotNegative
     k: Positive
+    region: Literal["across_channels", "within_channel"] = "across_channels"
 
 
 class PadSpec(LayerSettings):

@@ -127,7 +127,8 @@ class _Layers:
         if isinstance(settings, LocalResponseNormSpec):
             if settings.size % 2 == 0:
                 raise _refused(self._spec, (*path, "size"), f"must be odd, not {settings.size}")
-            return plain.LocalResponseNorm(name, settings.size, settings.alpha_sum, settings.beta, settings.k)
+            factors = settings.alpha_sum, settings.beta, settings.k
+            return plain.LocalResponseNorm(name, settings.size, *factors, settings.region)
         if isinstance(settings, PadSpec):
             one = self._sizes(1)
             return plain.Pad(name, *self._padding(settings.padding, one, one, path))
