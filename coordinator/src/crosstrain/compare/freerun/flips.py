@@ -123,3 +123,8 @@ def _describe(
         float(bound[worst]),
         float(ratio[worst]),
     )
+
+
+def explains(flip: Flip | None, departed_step: int) -> bool:
+    """Whether a flip explains a departure: its gap is within the rounding bound, and it is not later."""
+    return flip is not None and flip.is_rounding and 0 <= flip.step <= departed_step
