@@ -33,6 +33,10 @@ BY_HAND = {
     "lrn": (
         LocalResponseNorm("layer", 3, 0.25, 0.75, 1.0),
         'layer { name: "layer" type: "LRN" bottom: "first" top: "layer" lrn_param { local_size: 3 alpha: 0.75 } }'),
+    "lrn_within": (
+        LocalResponseNorm("layer", 3, 0.5, 0.75, 1.0, "within_channel"),
+        'layer { name: "layer" type: "LRN" bottom: "first" top: "layer"'
+        "  lrn_param { norm_region: WITHIN_CHANNEL local_size: 3 alpha: 4.5 } }"),
     "ceil": (
         Pool("layer", "max", (2, 2), (2, 2), (0, 0), (0, 0), "ceil"),
         'layer { name: "layer" type: "Pooling" bottom: "first" top: "layer"'

@@ -85,7 +85,7 @@ def _response_norm(layer: plain.LocalResponseNorm) -> str:
         return f"local_size: {layer.size} alpha: {layer.alpha_sum * layer.size!r} beta: {layer.beta!r} k: {layer.k!r}"
     if layer.k != 1:
         raise refused(layer.name, f"k is {layer.k!r}, but Caffe adds 1 within a channel")
-    # A square also over lines, which are images of height 1; cuDNN's layer normalises by another average.
+    # A square also over lines, which are images of height 1. The engine since cuDNN has another implementation.
     values = f"local_size: {layer.size} alpha: {layer.alpha_sum * layer.size**2!r} beta: {layer.beta!r}"
     return f"norm_region: WITHIN_CHANNEL {values} engine: CAFFE"
 
