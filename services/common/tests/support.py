@@ -28,9 +28,10 @@ def npy(array):
 class Service:
     """A service process of the test engines; it may be killed and started again on the same state."""
 
-    def __init__(self, state, package="crosstrain_slow"):
+    def __init__(self, state, package="crosstrain_slow", options=("--metrics-port", "0")):
         self.state = str(state)
         self.package = package
+        self.options = options
         self.start()
 
     def start(self):
@@ -42,7 +43,7 @@ class Service:
         environment["PYTHONPATH"] = os.pathsep.join([os.path.join(HERE, "engines")] + sys.path)
         self.process = subprocess.Popen(
             [sys.executable, "-m", "crosstrain_service", "--package", self.package, "--service", "slow",
-             "--state", self.state, "--port-file", port_file], env=environment,
+             "--state", self.state, "--port-file", port_file, *self.options], env=environment,
             stderr=open(os.path.join(self.state, "front.log"), "ab"))
         deadline = time.time() + 60
         while not os.path.exists(port_file):

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Sequence
 
 from crosstrain_service.errors import CrosstrainError
+from crosstrain_service.exposition import MetricsError
 
 from .server import CoordinatorServer
 from .settings import parse
@@ -21,7 +22,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.getLogger("alembic").setLevel(logging.WARNING)
     try:
         server = CoordinatorServer(settings)
-    except (CrosstrainError, OSError, ValueError) as error:
+    except (CrosstrainError, MetricsError, OSError, ValueError) as error:
         print(f"the coordinator cannot start: {error}", file=sys.stderr)
         return 3
     told = threading.Event()

@@ -28,6 +28,9 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
         self._registry = registry
         self._creator = creator
         self._watchers = threading.BoundedSemaphore(MAX_WATCHERS)
+        self._counting = threading.Lock()
+        #: Streams of WatchJob that are open.
+        self.watching = 0
         self._stopping = threading.Event()
 
     def stop(self) -> None:
@@ -70,6 +73,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
             raise invalid_field("after_sequence", f"{request.after_sequence} is negative")
         if not self._watchers.acquire(blocking=False):
             raise CrosstrainError("LIMIT_EXCEEDED", f"{MAX_WATCHERS} streams are open already; try again later")
+        self._count(1)
         try:
             after = request.after_sequence
             while context.is_active() and not self._stopping.is_set():
@@ -83,9 +87,14 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
                 if not events:
                     self._store.jobs.events_changed.wait(seen, POLL_SECONDS, request.job_id)
         finally:
+            self._count(-1)
             self._watchers.release()
         if self._stopping.is_set():
             raise CrosstrainError("SERVICE_UNREACHABLE", "the coordinator is stopping; watch again")
+
+    def _count(self, change: int) -> None:
+        with self._counting:
+            self.watching += change
 
     def CancelJob(
         self, request: coordinator_pb2.CancelJobRequest, context: grpc.ServicerContext

@@ -13,10 +13,12 @@ from grpc_reflection.v1alpha import reflection
 
 from crosstrain.artifacts import ArtifactStore
 from crosstrain.jobs import Datasets, JobCreator, Planner, Scheduler
+from crosstrain.metrics import CoordinatorMetrics
 from crosstrain.registry import MESSAGE_LIMIT, Channels, Registry
 from crosstrain.rpc import ErrorInterceptor
 from crosstrain.store import Store
 from crosstrain_protos.v1 import artifact_pb2, artifact_pb2_grpc, coordinator_pb2, coordinator_pb2_grpc
+from crosstrain_service import exposition
 
 from .artifact_servicer import ArtifactServicer
 from .coordinator_servicer import MAX_WATCHERS, CoordinatorServicer
@@ -33,6 +35,7 @@ class CoordinatorServer:
     Raises:
         CrosstrainError: the store or the artifact storage cannot be opened.
         OSError: the address cannot be listened on.
+        MetricsError: the port of the metrics cannot be bound.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -56,6 +59,13 @@ class CoordinatorServer:
             self._port = self._server.add_insecure_port(settings.listen)
         except RuntimeError as error:
             raise OSError(f"cannot listen on {settings.listen}") from error
+        folders = {"state": state}
+        if "://" not in settings.artifacts:
+            folders["artifacts"] = Path(settings.artifacts)
+        metrics = CoordinatorMetrics(self.store, self.registry, lambda: self._servicer.watching, folders)
+        self._exposition = exposition.bind(
+            settings.listen, settings.metrics_port, exposition.registry_of(metrics)
+        )
 
     @property
     def port(self) -> int:
@@ -75,6 +85,11 @@ class CoordinatorServer:
         self._server.start()
         for name in ("", *_names()):
             self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
+        if self._exposition is not None:
+            self._exposition.start()
+            if self._settings.metrics_port_file:
+                _write_file(Path(self._settings.metrics_port_file), f"{self._exposition.port}\n")
+            _LOG.info("metrics are served on port %d", self._exposition.port)
         if self._settings.port_file:
             _write_file(Path(self._settings.port_file), f"{self._port}\n")
         _LOG.info("the coordinator listens on port %d", self._port)
@@ -84,6 +99,8 @@ class CoordinatorServer:
         self._health.enter_graceful_shutdown()
         self._servicer.stop()
         self._server.stop(grace).wait()
+        if self._exposition is not None:
+            self._exposition.close()
         self.registry.stop()
         self._scheduler.stop()
         self._channels.close()

@@ -10,6 +10,8 @@ from pathlib import Path
 
 from platformdirs import user_state_dir
 
+from crosstrain_service.exposition import check_port
+
 PREFIX = "CROSSTRAIN_"
 
 
@@ -27,6 +29,8 @@ class Settings:
         patience_seconds: a run fails after this time without any answer from its service.
         single_host: all services share one machine although their addresses differ.
         port_file: file to write the port to once the coordinator is ready; empty means none.
+        metrics_port: port of /metrics: a number, "auto" for any free one, "0" for none; empty means 9464 if free.
+        metrics_port_file: file to write the port of /metrics to; empty means none.
     """
 
     listen: str = "127.0.0.1:7440"
@@ -38,6 +42,8 @@ class Settings:
     patience_seconds: float = 600.0
     single_host: bool = False
     port_file: str = ""
+    metrics_port: str = ""
+    metrics_port_file: str = ""
 
     @property
     def state(self) -> Path:
@@ -65,6 +71,9 @@ _HELP = {
     "patience_seconds": "a run fails after this time without any answer from its service",
     "single_host": "all services share one machine although their addresses differ (containers)",
     "port_file": "file to write the port to once the coordinator is ready",
+    "metrics_port": "port of /metrics for Prometheus, on the host of --listen: a number, auto for any free one, "
+    "or 0 for none (default: 9464, or none if that is in use)",
+    "metrics_port_file": "file to write the port of /metrics to",
 }
 
 
@@ -90,4 +99,8 @@ def parse(arguments: Sequence[str] | None = None, environment: Mapping[str, str]
     settings = Settings(**vars(parser.parse_args(arguments)))
     if settings.lease_seconds < 1 or settings.patience_seconds <= 0:
         parser.error("times must be greater than 0")
+    try:
+        check_port(settings.metrics_port)
+    except ValueError as error:
+        parser.error(f"--metrics-port: {error}")
     return settings

@@ -13,6 +13,7 @@ from typing import Any
 import grpc
 
 from crosstrain.artifacts import ArtifactStore, fetch, send
+from crosstrain.metrics.recording import record_fanout
 from crosstrain.registry import DESCRIBE_TIMEOUT, MESSAGE_LIMIT, Registry
 from crosstrain.rpc import from_rpc, lost_run, transient
 from crosstrain.store import RunRow, SequenceGap, Store
@@ -111,6 +112,7 @@ class RunFollower:
     def _submit(self, row: RunRow) -> None:
         if row.submissions >= MAX_SUBMISSIONS:
             raise CrosstrainError("CHILD_DIED", f"the service {row.service} lost the run {row.submissions} times")
+        begun = time.monotonic()
         row = self._placed(row)
         channel = self._channel(row)
         self._confirm(channel, row)
@@ -137,6 +139,7 @@ class RunFollower:
                 self._store.runs.withdraw_submission(row.run_id)
             raise
         self._store.runs.accepted(row.run_id, run)
+        record_fanout(row.service, time.monotonic() - begun)
         self._progressed()
 
     def _watch(self, row: RunRow) -> bool:

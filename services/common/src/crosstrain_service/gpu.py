@@ -93,3 +93,43 @@ def meter(device: str, index: int) -> Optional[GpuMeter]:
         return GpuMeter(index)
     except Exception:  # no library, no driver, or a GPU that NVML does not show
         return None
+
+
+class GpuSample(NamedTuple):
+    """The present use of one GPU: memory in bytes, utilisation from 0 to 1 where NVML gives it."""
+
+    name: str
+    memory_used: int
+    memory_size: int
+    utilization: Optional[float]
+
+
+class GpuSampler:
+    """Asks for the present use of all GPUs of the machine; a machine without a driver has none."""
+
+    def __init__(self) -> None:
+        self._nvml: Any = None
+        try:
+            import pynvml
+            pynvml.nvmlInit()
+            self._nvml = pynvml
+        except Exception:  # no library or no driver
+            pass
+
+    def sample(self) -> List[GpuSample]:
+        """One entry per GPU, named as in ``Describe``; what cannot be asked is left out."""
+        found: List[GpuSample] = []
+        if self._nvml is None:
+            return found
+        try:
+            for index in range(self._nvml.nvmlDeviceGetCount()):
+                handle = self._nvml.nvmlDeviceGetHandleByIndex(index)
+                memory = self._nvml.nvmlDeviceGetMemoryInfo(handle)
+                try:
+                    utilization: Optional[float] = self._nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100.0
+                except self._nvml.NVMLError:  # a MIG instance, for example
+                    utilization = None
+                found.append(GpuSample("cuda:%d" % index, int(memory.used), int(memory.total), utilization))
+        except self._nvml.NVMLError:
+            pass
+        return found

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from typing import Any, Callable, Deque, Dict, List, Optional
+from typing import Any, Callable, Deque, Dict, List, NamedTuple, Optional
 
 from crosstrain_protos.v1 import run_pb2
 
@@ -36,11 +36,25 @@ _ANSWER_SECONDS = 0.03
 _RETRY_SECONDS = 0.5
 
 
+#: Takes each event of a run once, in order.
+Observer = Callable[["RunRecord", run_pb2.RunEvent], None]
+
+
+class Status(NamedTuple):
+    """How the front stands: unfinished runs, runs that wait by device, and what their spools hold, bytes."""
+
+    unfinished: List[run_pb2.Run]
+    waiting: Dict[str, int]
+    spool_bytes: int
+
+
 class RunRecord:
     """A run as the front knows it, kept up to date from its spool."""
 
     def __init__(self, directory: RunDir, stored: StoredRequest) -> None:
         self.directory = directory
+        #: Told of new events; what was read before it is set is history.
+        self.observer: Optional[Observer] = None
         self.stored = stored
         self.run = run_pb2.Run(
             run_id=stored.request.run_id, kind=stored.kind, engine=stored.request.engine,
@@ -55,7 +69,10 @@ class RunRecord:
             while True:
                 records = self._reader.read()
                 for sequence, payload in records:
-                    self._apply(sequence, run_pb2.RunEvent.FromString(payload))
+                    event = run_pb2.RunEvent.FromString(payload)
+                    self._apply(sequence, event)
+                    if self.observer is not None:
+                        self.observer(self, event)
                 if not records:
                     break
             copy = run_pb2.Run()
@@ -66,6 +83,11 @@ class RunRecord:
     def ended(self) -> bool:
         """Whether the run has ended."""
         return self.refresh().state in ENDED
+
+    @property
+    def spool_bytes(self) -> int:
+        """Size of the spool as far as it was read."""
+        return self._reader.offset
 
     def _apply(self, sequence: int, event: run_pb2.RunEvent) -> None:
         run = self.run
@@ -85,7 +107,9 @@ class RunRecord:
 class RunManager:
     """Accepts, queues, executes, adopts and cancels runs."""
 
-    def __init__(self, state_dir: str, package: str, artifacts_dir: str, environment: Environment) -> None:
+    def __init__(self, state_dir: str, package: str, artifacts_dir: str, environment: Environment,
+                 observer: Optional[Observer] = None) -> None:
+        self._observer = observer
         self._root = os.path.join(state_dir, "runs")
         self._package = package
         self._artifacts = artifacts_dir
@@ -117,6 +141,8 @@ class RunManager:
                 if record.ended:
                     record.directory.clean()
                     continue
+                # What an earlier front has counted is not counted again.
+                record.observer = self._observer
                 alive = record.directory.alive()
                 try:
                     execution = execution_of(record.stored)
@@ -144,6 +170,7 @@ class RunManager:
                 stored = directory.stored()
                 assert stored is not None
                 record = RunRecord(directory, stored)
+                record.observer = self._observer
                 self._append(record, run_pb2.RUN_STATE_QUEUED)
             except OSError as error:
                 directory.discard()  # what was refused must not come back with the next front
@@ -166,6 +193,17 @@ class RunManager:
         """All runs, newest first."""
         with self._lock:
             return list(reversed(list(self._records.values())))
+
+    def status(self) -> Status:
+        """The present state, with new events of the runs at work taken in."""
+        with self._lock:
+            records = list(self._records.values())
+            at_work = [queue[0] for queue in self._queues.values() if queue]
+            waiting = {device: max(0, len(queue) - 1) for device, queue in self._queues.items()}
+        for record in at_work:
+            record.refresh()
+        unfinished = [record.run for record in records if record.run.state not in ENDED]
+        return Status(unfinished, waiting, sum(record.spool_bytes for record in records))
 
     def cancel(self, run_id: str) -> run_pb2.Run:
         """Ends a run; returns once its process is gone (or it never started)."""

@@ -24,10 +24,13 @@ from crosstrain_protos.v1 import (
     service_pb2_grpc,
 )
 
+from . import exposition
 from .artifacts import ArtifactStore
 from .describe import describe_package, devices
+from .run_metrics import device_of
 from .rundir import write_file
 from .runs import RunManager
+from .service_metrics import ServiceMetrics
 from .servicer import MAX_WATCHERS, ArtifactServicer, TrainingServicer
 
 _LOG = logging.getLogger("crosstrain.service")
@@ -56,7 +59,18 @@ def parser() -> argparse.ArgumentParser:
     result.add_argument("--preferred", action="store_true",
                         help="bare engine names mean this service when several have the engine")
     result.add_argument("--port-file", help="file to write the listening port to once the service is ready")
+    result.add_argument("--metrics-port", type=_metrics_port, default="",
+                        help="port of /metrics for Prometheus, on the host of --listen: a number, auto for any free "
+                             "one, or 0 for none (default: %d, or none if that is in use)" % exposition.DEFAULT_PORT)
+    result.add_argument("--metrics-port-file", help="file to write the port of /metrics to")
     return result
+
+
+def _metrics_port(text: str) -> str:
+    try:
+        return exposition.check_port(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 class Server:
@@ -70,12 +84,27 @@ class Server:
         self._lock = _lock_state(options.state)
         artifacts = ArtifactStore(options.artifacts or os.path.join(options.state, "artifacts"))
         artifacts.remove_abandoned()
-        self._runs = RunManager(options.state, options.package, artifacts.root, environment)
+        self._metrics = ServiceMetrics(options.service, {"state": options.state, "artifacts": artifacts.root})
+        registry = exposition.registry_of(self._metrics)
+        try:
+            self._exposition = exposition.bind(options.listen, options.metrics_port, registry)
+        except exposition.MetricsError as error:
+            raise SystemExit(str(error)) from None
+        if self._exposition is not None:
+            self._exposition.start()
+            if options.metrics_port_file:
+                write_file(options.metrics_port_file, ("%d\n" % self._exposition.port).encode())
+            _LOG.info("metrics are served on port %d", self._exposition.port)
+        observe = self._metrics.runs.observe
+        self._runs = RunManager(
+            options.state, options.package, artifacts.root, environment,
+            lambda record, event: observe(record.run, device_of(record.stored.request), event))
         engines = describe_package(options.package, environment)
         for engine in engines:
             _LOG.info("engine %s %s%s", engine.name, engine.version,
                       ": " + engine.unavailable_reason if engine.unavailable_reason else "")
-        servicer = TrainingServicer(options.service, engines, devices(), self._runs, artifacts)
+        found = devices()
+        servicer = TrainingServicer(options.service, engines, found, self._runs, artifacts)
         self._server = grpc.server(futures.ThreadPoolExecutor(WORKERS, "grpc"), options=[
             ("grpc.max_receive_message_length", MAX_MESSAGE), ("grpc.max_send_message_length", MAX_MESSAGE),
             ("grpc.so_reuseport", 0)])
@@ -96,6 +125,7 @@ class Server:
         self._server.start()
         for name in [""] + names:
             self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
+        self._metrics.attach(self._runs, lambda: servicer.watching, engines, found)
         self._stop = threading.Event()
         if options.coordinator:
             threading.Thread(target=self._register, name="registration", daemon=True).start()
@@ -116,10 +146,12 @@ class Server:
         while not self._stop.wait(wait):
             try:
                 wait = max(1.0, stub.RegisterService(request, timeout=10).lease_seconds / 3.0)
+                self._metrics.registered(True)
                 failed = False
             except grpc.RpcError as error:
                 if not failed:
                     _LOG.warning("registration at %s failed: %s", options.coordinator, error.code().name)
+                self._metrics.registered(False)
                 failed = True
                 wait = 1.0
         channel.close()
@@ -134,6 +166,8 @@ class Server:
         self._health.enter_graceful_shutdown()
         self._runs.close()
         self._server.stop(1.0).wait()
+        if self._exposition is not None:
+            self._exposition.close()
 
 
 def _lock_state(folder: str) -> int:

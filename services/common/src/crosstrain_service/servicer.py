@@ -84,6 +84,9 @@ class TrainingServicer(service_pb2_grpc.TrainingServiceServicer):
         self._artifacts = artifacts
         self._checked: Set[Tuple[Any, ...]] = set()
         self._watchers = threading.BoundedSemaphore(MAX_WATCHERS)
+        #: Streams of WatchRun that are open.
+        self.watching = 0
+        self._counting = threading.Lock()
 
     @guarded
     def Describe(self, request: Any, context: Any) -> service_pb2.DescribeResponse:
@@ -196,9 +199,15 @@ class TrainingServicer(service_pb2_grpc.TrainingServiceServicer):
         if not self._watchers.acquire(blocking=False):
             raise CrosstrainError("LIMIT_EXCEEDED", "%d streams are open already; try again later" % MAX_WATCHERS)
         try:
+            self._count(1)
             yield from self._events(record, request.after_sequence, context)
         finally:
+            self._count(-1)
             self._watchers.release()
+
+    def _count(self, change: int) -> None:
+        with self._counting:
+            self.watching += change
 
     def _events(self, record: RunRecord, after: int, context: grpc.ServicerContext) -> Iterator[
             service_pb2.WatchRunResponse]:
