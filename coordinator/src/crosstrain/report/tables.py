@@ -1,0 +1,127 @@
+"""Columns for the charts, short enough to embed: indices into lists of labels, rounded numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from .shown import Shown, engines
+from .thin import Array, first_above, kept, relative_difference
+
+#: Where the difference chart ends below; smaller differences, and none at all, are drawn there.
+FLOOR = 1e-9
+#: A relative difference above which a run has left the reference, and one that anyone can see.
+DEPARTURE, HORIZON = 1e-6, 1e-3
+
+Table = dict[str, Any]
+
+
+def trace_table(
+    shown: Sequence[Shown], reference: Shown | None, buckets: int
+) -> tuple[Table, list[dict[str, Any]]]:
+    """Losses and differences to the reference by step, thinned, and where each run parts from it.
+
+    Returns:
+        The table with columns ``engine`` (a list of labels and indices), ``step``, ``loss`` and
+        ``difference`` (null where there is none), and marks with engine, step, difference and kind.
+    """
+    columns: dict[str, list[Any]] = {"engine": [], "step": [], "loss": [], "difference": []}
+    marks: list[dict[str, Any]] = []
+    for index, item in enumerate(shown):
+        if not item.run.trained:
+            continue
+        steps, losses = item.run.steps["step"], np.asarray(item.run.steps["loss"], np.float64)
+        difference = np.full(len(steps), np.nan)
+        if reference is not None and item is not reference:
+            base = reference.run.steps
+            difference = relative_difference(steps, losses, base["step"], base["loss"])
+            marks += _marks(item.label, steps, difference)
+        rows = kept(losses, buckets)
+        if np.isfinite(difference).any():
+            rows = np.union1d(rows, kept(difference, buckets))
+        columns["engine"] += [index] * len(rows)
+        columns["step"] += steps[rows].tolist()
+        columns["loss"] += _short(losses[rows], 6)
+        columns["difference"] += _short(np.where(difference < FLOOR, FLOOR, difference)[rows], 4)
+    return {**columns, "engine": _coded([item.label for item in shown], columns["engine"])}, marks
+
+
+def _marks(label: str, steps: Array, difference: Array) -> list[dict[str, Any]]:
+    found = []
+    for kind, limit in (("leaves rounding (1e-6)", DEPARTURE), ("divergence horizon (1e-3)", HORIZON)):
+        step = first_above(steps, difference, limit)
+        if step is not None:
+            value = float(difference[np.flatnonzero(steps == step)[0]])
+            found.append({"engine": label, "step": step, "kind": kind, "difference": value})
+    return [item for item in found if np.isfinite(item["difference"])]
+
+
+def flip_marks(verdict: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Marks for the first decision that each engine took differently, on the chart's lower edge."""
+    marks = []
+    for engine in engines(verdict):
+        run = engine.get("free_run")
+        flip = run.get("flip") if isinstance(run, Mapping) else None
+        step = flip.get("step") if isinstance(flip, Mapping) else None
+        if isinstance(step, int) and step >= 0:
+            label = str(engine.get("label") or "")
+            marks.append({"engine": label, "step": step, "kind": "first decision flip", "difference": FLOOR})
+    return marks
+
+
+def envelope_table(verdict: Mapping[str, Any], reference: Shown | None, points: int) -> Table:
+    """Lowest and highest loss of the perturbed runs by step, and their relative distance to the reference."""
+    told = verdict.get("envelope")
+    lists = [told.get(name) if isinstance(told, Mapping) else None for name in ("steps", "low", "high")]
+    if not all(isinstance(item, list) and item for item in lists):
+        return {}
+    steps, low, high = (np.array([_float(value) for value in item or ()]) for item in lists)
+    if not len(steps) == len(low) == len(high):
+        return {}
+    usable = np.isfinite(steps) & np.isfinite(low) & np.isfinite(high)
+    steps, low, high = steps[usable].astype(np.int64), low[usable], high[usable]
+    rows = kept(high - low, max(1, points // 3))
+    steps, low, high = steps[rows], low[rows], high[rows]
+    table: Table = {"step": steps.tolist(), "low": _short(low, 6), "high": _short(high, 6)}
+    if reference is not None and len(steps):
+        base = reference.run.steps
+        gaps = [relative_difference(steps, edge, base["step"], base["loss"]) for edge in (low, high)]
+        gap = np.fmax(*gaps)
+        table["gap"] = _short(np.where(gap < FLOOR, FLOOR, gap), 4)
+    return table
+
+
+def epoch_table(shown: Sequence[Shown]) -> Table:
+    """Test accuracy by epoch (validation accuracy where there is no test), in percent."""
+    columns: dict[str, list[Any]] = {"engine": [], "epoch": [], "accuracy": []}
+    for index, item in enumerate(shown):
+        for epoch in item.run.epochs:
+            accuracy = epoch.validation_accuracy if epoch.test_accuracy is None else epoch.test_accuracy
+            if accuracy is not None and np.isfinite(accuracy):
+                columns["engine"].append(index)
+                columns["epoch"].append(epoch.epoch + 1)
+                columns["accuracy"].append(round(accuracy, 4))
+    return {**columns, "engine": _coded([item.label for item in shown], columns["engine"])}
+
+
+def rows_of(table: Table) -> list[dict[str, Any]]:
+    """The same table as one object a row."""
+    columns = {
+        name: [items["names"][code] for code in items["codes"]] if isinstance(items, dict) else items
+        for name, items in table.items()
+    }
+    return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+
+
+def _coded(names: list[str], codes: list[int]) -> dict[str, Any]:
+    return {"names": names, "codes": codes}
+
+
+def _short(values: Array, digits: int) -> list[float | None]:
+    return [float(f"{value:.{digits}g}") if np.isfinite(value) else None for value in values.tolist()]
+
+
+def _float(value: Any) -> float:
+    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else float("nan")
