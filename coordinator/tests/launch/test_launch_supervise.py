@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -156,6 +158,21 @@ def test_services_register_and_come_back_after_a_kill(supervisor: Supervisor) ->
         eventually(lambda: coordinator.restarts == 1)
         eventually(lambda: supervisor.address == address)
         eventually(lambda: any(item.healthy for item in _engines(client)))
+
+
+def test_metrics_of_all_processes_are_listed_for_prometheus(supervisor: Supervisor, tmp_path: Path) -> None:
+    supervisor.start()
+    file = tmp_path / "state" / "metrics-targets.json"
+    targets = {item["labels"]["component"]: item["targets"][0] for item in json.loads(file.read_text())}
+    assert set(targets) == {"coordinator", "reference"}
+    process = supervisor.services[0].process
+    assert process is not None and process.pid
+    first = process.pid
+    os.kill(first, signal.SIGKILL)
+    eventually(lambda: process.pid not in (None, first) and process.port)
+    for name, address in targets.items():
+        with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as answer:
+            assert f"crosstrain_{'coordinator' if name == 'coordinator' else 'service'}_info" in answer.read().decode()
 
 
 def _engines(client: Client) -> list[object]:

@@ -19,6 +19,7 @@ from crosstrain_service.rundir import start_time
 
 _UP = "up.json"
 _CHILDREN = "children.json"
+_METRICS = "metrics-targets.json"
 
 
 class InUse(Exception):
@@ -78,6 +79,10 @@ class StateFolder:
         """Where a process writes its port."""
         return self.path / "ports" / name
 
+    def metrics_port_file(self, name: str) -> Path:
+        """Where a process writes the port of its metrics."""
+        return self.path / "ports" / f"{name}.metrics"
+
     @property
     def artifacts(self) -> Path:
         """Artifacts of the coordinator and of all services: none of them is ever copied."""
@@ -97,13 +102,18 @@ class StateFolder:
         }
         _write(self.path / _UP, values)
 
+    def publish_metrics(self, targets: Mapping[str, str]) -> None:
+        """Tells Prometheus (``file_sd_configs``) where the metrics of each process are: host:port by its name."""
+        values = [{"targets": [address], "labels": {"component": name}} for name, address in targets.items()]
+        _write(self.path / _METRICS, values)
+
     def remember(self, pids: list[int]) -> None:
         """Notes the child processes, so that the next holder can end those that a kill left behind."""
         _write(self.path / _CHILDREN, [{"pid": pid, "started": start_time(pid)} for pid in pids])
 
     def release(self) -> None:
         """Gives the folder free."""
-        for name in (_UP, _CHILDREN):
+        for name in (_UP, _CHILDREN, _METRICS):
             (self.path / name).unlink(missing_ok=True)
         os.close(self._lock)
 

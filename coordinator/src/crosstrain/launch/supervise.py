@@ -196,6 +196,7 @@ class Supervisor:
             result += ["--state", str(self._state_of(service)), "--coordinator", self.address]
             result += ["--artifacts", str(self._folder.artifacts / "sha256")]
             result += ["--port-file", str(self._folder.port_file(service.name))]
+            result += self._metrics_options(service.name)
             return result + (["--preferred"] if service.default_for else [])
 
         return self._process(service.name, command, variables)
@@ -207,6 +208,7 @@ class Supervisor:
         command += ["--state-dir", str(self._folder.path / "coordinator")]
         command += ["--artifacts-url", str(self._folder.artifacts)]
         command += ["--port-file", str(self._folder.port_file("coordinator"))]
+        command += self._metrics_options("coordinator")
         return command + (["--data-dir", str(self._data_dir)] if self._data_dir else [])
 
     def _process(
@@ -214,7 +216,23 @@ class Supervisor:
     ) -> Process:
         log, port_file = self._folder.log(name), self._folder.port_file(name)
         port_file.unlink(missing_ok=True)
+        self._folder.metrics_port_file(name).unlink(missing_ok=True)
         return Process(name, command, environment, log, port_file, self._publish)
+
+    def _metrics_options(self, name: str) -> list[str]:
+        # After a crash Prometheus looks for them where they were.
+        port = self._metrics_port(name) or "auto"
+        return ["--metrics-port", port, "--metrics-port-file", str(self._folder.metrics_port_file(name))]
+
+    def _metrics_port(self, name: str) -> str:
+        try:
+            return self._folder.metrics_port_file(name).read_text(encoding="ascii").strip()
+        except OSError:
+            return ""
+
+    def _metrics_host(self, process: Process) -> str:
+        host = self._listen.rpartition(":")[0] if process is self._coordinator else ""
+        return "127.0.0.1" if host in ("", "0.0.0.0", "[::]") else host
 
     def _state_of(self, service: Service) -> Path:
         return self._folder.path / "services" / service.name
@@ -231,6 +249,11 @@ class Supervisor:
             self._folder.remember([process.pid for process in processes if process.pid])
             services = [status.to_json() for status in self.services]
             self._folder.publish(self.address, self._ready, services, self._temporary)
+            self._folder.publish_metrics({
+                process.name: f"{self._metrics_host(process)}:{port}"
+                for process in processes
+                if (port := self._metrics_port(process.name))
+            })  # fmt: skip
 
 
 def end_runs(service_state: Path) -> None:
