@@ -91,16 +91,13 @@ def outside_share(
     pooled run diverged); None if there are none.
     """
     steps, left, right = shared(run, reference)
-    base = LossTrace(found.steps, found.band)
-    own = running_maximum(_spread(run, repeats), window)
     if np.array_equal(steps, found.steps):
         band = found.band
     else:
-        kept, _, band = shared(LossTrace(steps, left), base)
-        _, left, _ = shared(LossTrace(steps, left), base)
-        _, right, _ = shared(LossTrace(steps, right), base)
-        steps = kept
+        steps, mine, its = np.intersect1d(steps, found.steps, assume_unique=True, return_indices=True)
+        left, right, band = left[mine], right[mine], found.band[its]
     if repeats:
+        own = running_maximum(_spread(run, repeats), window)
         band = np.maximum(band, own[np.searchsorted(run.steps, steps)])
     usable = np.isfinite(band)
     if not usable.any():

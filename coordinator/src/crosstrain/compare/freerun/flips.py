@@ -8,12 +8,16 @@ gap.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from crosstrain.compare.certificate.comparison import NotComparable, group
 from crosstrain.compare.numerics import bounds
-from crosstrain.compare.numerics.bounds import FLOAT32, Arrays, Bounded
+from crosstrain.compare.numerics.bounds import FLOAT32, Arithmetic, Arrays, Bounded
 from crosstrain_reference import Dropout, Flatten, Layer, Network, Pool, Relu, decision_flips
 
 
@@ -47,17 +51,66 @@ class Flip:
         )
 
 
+def first_flip_of_runs(
+    network: Network, engine: Mapping[int, Arrays], reference: Mapping[int, Arrays]
+) -> Flip | None:
+    """The first flip over the training steps that two runs both recorded; None if every decision agrees.
+
+    Both map steps to recorded tensors by name (``input``, ``output/<layer>``, ``parameter/<name>``,
+    ``mask/<layer>``); the evaluation (step -1) is left out.
+
+    Raises:
+        NotComparable: no step in common, an output missing, of another shape or no floating-point type, or
+            steps whose batches are not bitwise the same.
+    """
+    steps = sorted(step for step in engine.keys() & reference.keys() if step >= 0)
+    if not steps:
+        raise NotComparable("no step is recorded in both runs")
+    for step in steps:
+        mine, other = engine[step], reference[step]
+        _comparable(network, step, mine, other)
+        found = first_flip(
+            network, step, mine["input"], group(mine, "parameter"), group(mine, "output"), group(other, "output"),
+            bounds.arithmetic_of(mine["input"].dtype), group(mine, "mask"),
+        )  # fmt: skip
+        if found is not None:
+            return found
+    return None
+
+
+def _comparable(network: Network, step: int, engine: Arrays, reference: Arrays) -> None:
+    for name in ("input", *(f"output/{layer.name}" for layer in network.layers)):
+        for record, whose in ((engine, "the engine"), (reference, "the reference")):
+            if name not in record:
+                raise NotComparable(f"step {step}: {name} of {whose} is not recorded")
+            if record[name].dtype not in (np.dtype(np.float32), np.dtype(np.float64)):
+                raise NotComparable(f"step {step}: {name} of {whose} has the type {record[name].dtype}")
+        if engine[name].shape != reference[name].shape:
+            raise NotComparable(f"step {step}: {name} has the shapes {engine[name].shape} and {reference[name].shape}")
+    if not np.array_equal(engine["input"].astype(np.float64), reference["input"].astype(np.float64)):
+        raise NotComparable(f"step {step}: the runs recorded different batches")
+
+
 def first_flip(
-    network: Network, step: int, x: np.ndarray, parameters: Arrays, outputs: Arrays, reference: Arrays
+    network: Network,
+    step: int,
+    x: NDArray[Any],
+    parameters: Arrays,
+    outputs: Arrays,
+    reference: Arrays,
+    arithmetic: Arithmetic = FLOAT32,
+    masks: Mapping[str, NDArray[Any]] | None = None,
 ) -> Flip | None:
     """The first layer of a step whose decisions differ; None if all agree.
 
-    ``x``, ``parameters`` and ``outputs`` are the engine's, ``reference`` holds the reference's outputs of
-    the same batch in its own run.
+    ``x``, ``parameters``, ``outputs`` and the scaled dropout ``masks`` are the engine's, ``reference`` holds
+    the reference's outputs of the same batch in its own run; ``arithmetic`` is the engine's.
     """
-    wide = {name: FLOAT32.wide(value) for name, value in parameters.items()}
-    engine = {name: FLOAT32.wide(value) for name, value in outputs.items()}
-    entry = FLOAT32.wide(x)
+    wide = {name: arithmetic.wide(value) for name, value in parameters.items()}
+    engine = {name: arithmetic.wide(value) for name, value in outputs.items()}
+    reference = {name: arithmetic.wide(value) for name, value in reference.items()}
+    scales = {name: arithmetic.wide(value) for name, value in (masks or {}).items()}
+    entry = arithmetic.wide(x)
     flips = decision_flips(network.decisions(entry, engine), network.decisions(entry, reference))
     error = np.zeros_like(entry)
     before, reference_before = entry, entry
@@ -65,44 +118,49 @@ def first_flip(
         found = flips.get(layer.name)
         if found is not None and len(found):
             return _describe(layer, step, found, before, reference_before, error)
-        error = _own_error(layer, before, error, wide, engine[layer.name].shape)
+        error = _own_error(layer, before, error, wide, engine[layer.name].shape, arithmetic, scales.get(layer.name))
         before, reference_before = engine[layer.name], reference[layer.name]
     return None
 
 
 def _own_error(
-    layer: Layer, before: np.ndarray, error: np.ndarray, params: Arrays, shape: tuple[int, ...]
-) -> np.ndarray:
+    layer: Layer,
+    before: NDArray[Any],
+    error: NDArray[Any],
+    params: Arrays,
+    shape: tuple[int, ...],
+    arithmetic: Arithmetic,
+    mask: NDArray[Any] | None,
+) -> NDArray[Any]:
     """Rounding bound of a layer's output: its own where it computes, that of its input where it only
     chooses.
     """
     if isinstance(layer, (Relu, Flatten)) or (isinstance(layer, Pool) and layer.kind == "max"):
-        return layer.forward(error, params)[0] if not isinstance(layer, Relu) else error
+        return error if isinstance(layer, Relu) else np.asarray(layer.forward(error, params)[0])
     if isinstance(layer, Dropout):
-        return error
-    piece = bounds.forward(layer, Bounded(before), params, FLOAT32)
+        return error / (1 - layer.rate) if mask is None else error * mask
+    piece = bounds.forward(layer, Bounded(before), params, arithmetic)
     return np.asarray(piece.output.error).reshape(shape)
 
 
 def _describe(
     layer: Layer,
     step: int,
-    found: np.ndarray,
-    before: np.ndarray,
-    reference_before: np.ndarray,
-    error: np.ndarray,
+    found: NDArray[Any],
+    before: NDArray[Any],
+    reference_before: NDArray[Any],
+    error: NDArray[Any],
 ) -> Flip:
     at = tuple(found.T)
     if isinstance(layer, Relu):
         gap, reference_gap, bound = np.abs(before[at]), np.abs(reference_before[at]), error[at]
         decisions = before.size
     else:
-        chosen = layer.forward(before, {})[1].indices
-        reference_chosen = layer.forward(reference_before, {})[1].indices
+        chosen, reference_chosen = _choices(layer, before), _choices(layer, reference_before)
         flat = (*at[:2],)
 
-        def values(array: np.ndarray, index: np.ndarray) -> np.ndarray:
-            return array.reshape(*array.shape[:2], -1)[(*flat, index[at])]
+        def values(array: NDArray[Any], index: NDArray[Any]) -> NDArray[Any]:
+            return np.asarray(array.reshape(*array.shape[:2], -1)[(*flat, index[at])])
 
         gap = values(before, chosen) - values(before, reference_chosen)
         reference_gap = values(reference_before, reference_chosen) - values(reference_before, chosen)
@@ -123,6 +181,13 @@ def _describe(
         float(bound[worst]),
         float(ratio[worst]),
     )
+
+
+def _choices(layer: Layer, before: NDArray[Any]) -> NDArray[Any]:
+    indices = layer.forward(before, {})[1].indices
+    if indices is None:
+        raise ValueError(f"layer {layer.name} takes no decisions")
+    return indices
 
 
 def explains(flip: Flip | None, departed_step: int) -> bool:

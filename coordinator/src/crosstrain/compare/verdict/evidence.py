@@ -9,24 +9,6 @@ from dataclasses import dataclass, field
 from crosstrain.compare.freerun.flips import Flip
 from crosstrain.compare.freerun.traces import LossTrace
 
-#: Kinds of checks in the order in which a step is computed.
-_ORDER = {
-    "input": 0,
-    "initial weights": 1,
-    "parameters": 2,
-    "continuity": 3,
-    "forward": 4,
-    "loss": 5,
-    "loss gradient": 6,
-    "backward": 7,
-    "gradient": 7,
-    "decay": 8,
-    "update": 8,
-    "state": 9,
-    "statistics": 10,
-    "evaluation": 11,
-}
-
 
 @dataclass(frozen=True)
 class CheckEvidence:
@@ -35,7 +17,8 @@ class CheckEvidence:
     ``kind`` is the certificate's ("forward", "loss gradient", ...), ``subject`` the layer, parameter or
     tensor; step -1 is the evaluation. ``ratio`` is the largest error over its bound: at most 1 holds, 0 is
     exact, infinite or NaN was not comparable. ``coordinates``, ``found``, ``expected`` and ``bound`` belong
-    to the worst element; ``count`` of ``size`` elements are outside.
+    to the worst element; ``count`` of ``size`` elements are outside. ``layer`` is the layer whose operation gave
+    the value; empty for the rest.
     """
 
     kind: str
@@ -50,6 +33,7 @@ class CheckEvidence:
     count: int = 0
     size: int = 0
     note: str = ""
+    layer: str = ""
 
     @property
     def holds(self) -> bool:
@@ -57,14 +41,9 @@ class CheckEvidence:
         return self.ratio <= 1.0
 
 
-def _when(check: CheckEvidence) -> tuple[float, int]:
-    """Place of a check in its case's computation; checks of equal places keep their order."""
-    return (math.inf if check.step < 0 else check.step, _ORDER.get(check.kind.split(",")[0], len(_ORDER)))
-
-
 @dataclass(frozen=True)
 class CertificateEvidence:
-    """The checks of one case, in any order; ``steps`` are those recorded."""
+    """The checks of one case in the order of computation, the evaluation last; ``steps`` are those recorded."""
 
     case: str
     steps: tuple[int, ...]
@@ -75,8 +54,8 @@ class CertificateEvidence:
 
     @property
     def failed(self) -> tuple[CheckEvidence, ...]:
-        """The checks that do not hold, in the order in which steps are computed, the evaluation last."""
-        return tuple(sorted((check for check in self.checks if not check.holds), key=_when))
+        """The checks that do not hold, in order."""
+        return tuple(check for check in self.checks if not check.holds)
 
     @property
     def identical(self) -> bool:

@@ -84,13 +84,25 @@ def free_run(
     inside: bool | None = None
     if spread is not None and found.steps_compared:
         share = outside_share(run, reference, spread.envelope, own_repeats)
-        # Distances are taken from the unperturbed run; for that run itself, its distance to the reference.
-        centre = spread.evidence.unperturbed
-        tested = reference if run is centre else run
-        if tested is not centre:
-            rank = rank_test(tested, centre, spread.evidence.perturbed, spread.statistics)
+        rank = _rank(run, reference, spread)
         inside = stays_inside(share, spread.envelope.runs, rank)
     return FreeRun(found, share, rank, inside, flip)
+
+
+def _rank(run: LossTrace, reference: LossTrace, spread: Spread) -> RankTest | None:
+    """The rank test of a run's distance from the unperturbed run; of that run itself, from the reference."""
+    centre = spread.evidence.unperturbed
+    tested = reference if difference(run, centre).equal else run
+    return None if tested is centre else rank_test(tested, centre, spread.evidence.perturbed, spread.statistics)
+
+
+def pair_accounted(a: LossTrace, b: LossTrace, apart: Difference, spread: Spread | None) -> bool:
+    """Whether two free runs never departed, or no farther from one another than the envelope is wide."""
+    if apart.departed_step < 0:
+        return apart.steps_compared > 0 and apart.same_steps
+    if spread is None:
+        return False
+    return stays_inside(outside_share(a, b, spread.envelope), spread.envelope.runs, None) is True
 
 
 def repeats_of(engine: EngineEvidence, reference: EngineEvidence | None) -> Repeats | None:

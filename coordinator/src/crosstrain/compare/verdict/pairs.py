@@ -10,7 +10,7 @@ from crosstrain.compare.verdict.engines import EngineFinding, bitwise_equal
 from crosstrain.compare.verdict.evidence import EngineEvidence, Failure
 from crosstrain.compare.verdict.exits import IDENTICAL, INCONCLUSIVE, MISMATCH, ROUNDING
 from crosstrain.compare.verdict.facts import fact_differences
-from crosstrain.compare.verdict.free_runs import Spread, free_run
+from crosstrain.compare.verdict.free_runs import Spread, pair_accounted
 from crosstrain.compare.verdict.names import counted, listed, sentence, shown
 from crosstrain.compare.verdict.rows import number
 
@@ -87,9 +87,10 @@ def _free(
         return INCONCLUSIVE, (
             f"{one} and {other} agree in every checked step, but {missing} has no finished training run"
         )
-    found = free_run(left.trace, right.trace, spread, (*left.repeats,))
-    accounted = found.explained or (found.departed and a.accounted and b.accounted and _traced(a, b))
-    if not accounted:
+    # Two runs that rounding accounts for against the same reference are accounted for against one another.
+    against_reference = (a.free_run is not None or b.free_run is not None) and a.accounted and b.accounted
+    departed = apart.departed_step >= 0
+    if not (departed and against_reference) and not pair_accounted(left.trace, right.trace, apart, spread):
         return INCONCLUSIVE, (
             f"{one} and {other} agree in every checked step, but their training runs parted"
             f"{_at(left, apart)} and nothing found yet shows that rounding explains it"
@@ -98,11 +99,6 @@ def _free(
     if apart.departed_step >= 0:
         text += f"\nthe runs parted at step {apart.departed_step}{phrases.at_change(left.trace, apart.departed_step)}"
     return ROUNDING, text
-
-
-def _traced(a: EngineFinding, b: EngineFinding) -> bool:
-    """Whether both runs are accounted for against the same reference: one of them may be the reference."""
-    return a.free_run is not None or b.free_run is not None
 
 
 def _at(engine: EngineEvidence, apart: Difference) -> str:

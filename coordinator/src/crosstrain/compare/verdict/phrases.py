@@ -151,10 +151,16 @@ def unexplained(engine: EngineEvidence, found: FreeRun, own: Repeats | None) -> 
 
 
 def at_change(trace: LossTrace | None, step: int) -> str:
-    """Says so if a step is where the learning rate changes, or the first whose loss that can touch."""
+    """Says so if a step is where the learning rate changes, or the first whose loss that can touch.
+
+    A loss is taken before its step's update, so a changed rate shows one step later. Where the rate changes
+    all the time, a change tells nothing.
+    """
     if trace is None or step < 0:
         return ""
-    changes = set(map(int, trace.rate_changes()[-100_000:]))
+    changes = trace.rate_changes()
+    if len(changes) * 10 > len(trace):
+        return ""
     if step in changes:
         return ", where the learning rate changes"
     return ", right after the learning rate changed" if step - 1 in changes else ""

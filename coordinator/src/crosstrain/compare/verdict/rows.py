@@ -24,6 +24,7 @@ _DIRECTIONS = {
     "update": "update",
     "decay": "update",
     "state": "state",
+    "initial state": "state",
     "continuity": "state",
     "statistics": "evaluation",
     "evaluation": "evaluation",
@@ -52,8 +53,8 @@ def direction(kind: str) -> str:
 def check_row(check: CheckEvidence) -> Row:
     """A row of the table of layers."""
     kind = direction(check.kind)
-    layer = check.subject
-    if kind in ("gradient", "update", "state"):
+    layer = check.layer or check.subject
+    if not check.layer and kind in ("gradient", "update", "state"):
         layer = check.subject.split(".", 1)[0]
     return {
         "case": check.case,
