@@ -18,6 +18,10 @@ demo:  ## run the demonstration job
 test:  ## run all tests, each suite in its own environment (SUITES="common torch" chooses)
 	@$(PYTHON) tools/test.py $(SUITES)
 
+.PHONY: fault-suite
+fault-suite:  ## plant known faults in real engines: caught, named, false alarms
+	@$(PYTHON) tools/run.py -m tests.fault_suite
+
 .PHONY: lint
 lint:  ## ruff, mypy, vermin and buf
 	@$(PYTHON) tools/lint.py

@@ -166,7 +166,6 @@ def _faults() -> Iterator[Fault]:
     yield plant("momentum.dampening", "momentum", (TORCH, TF), "momentum")
     yield native(TORCH, "momentum_drop", "momentum", "momentum.rate_outside")
     yield plant("momentum.missing", "momentum", (TORCH, TF), "momentum")
-    yield plant("momentum.missing.stateless", "momentum", FAST, "momentum")
     yield plant("momentum.nesterov", "momentum", (*FAST, KERAS), "nesterov")
     yield plant("momentum.no_nesterov", "nesterov", (*FAST, KERAS), "nesterov")
     yield plant("momentum.lookahead", "nesterov", (TORCH,), "nesterov")

@@ -1,6 +1,7 @@
 """Wraps a real engine: whatever passes its interface goes through the case's plant."""
 
 import importlib
+from dataclasses import replace
 
 import numpy as np
 
@@ -34,6 +35,11 @@ def plants():
     return found
 
 
+def planted(plant, batch):
+    """A batch as the real engine is given it."""
+    return plant.batch(replace(batch, learning_rate=plant.rate(batch.step, batch.learning_rate)))
+
+
 class _Batches(Epoch):
     def __init__(self, epoch, plant, seen):
         self._epoch = epoch
@@ -44,7 +50,7 @@ class _Batches(Epoch):
 
     def batches(self):
         for batch in self._epoch.batches():
-            given = self._plant.batch(batch)
+            given = planted(self._plant, batch)
             self._seen.append(given)
             yield given
 
@@ -71,7 +77,7 @@ class _PlantedLoop(Loop):
         self._loop.step_done(self._plant.loss(self._engine, batch, loss), correct, sync_seconds, copy_seconds)
 
     def learning_rate(self, step):
-        return self._seen[0].learning_rate if self._seen else self._loop.learning_rate(step)
+        return self._plant.rate(step, self._loop.learning_rate(step))
 
 
 class FaultyEngine(Engine):
@@ -102,7 +108,7 @@ class FaultyEngine(Engine):
 
     def intermediates(self, batch):
         with self._plant.patched():
-            found = self._plant.inside(self._engine.intermediates(self._plant.batch(batch)))
+            found = self._plant.inside(self._engine.intermediates(planted(self._plant, batch)))
         return Intermediates(found.loss, found.outputs, found.output_gradients, take_all(self._plant, found.gradients))
 
     def parameters(self):

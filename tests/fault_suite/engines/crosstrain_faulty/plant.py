@@ -45,6 +45,10 @@ class Plant:
         """The batch that the real engine is given."""
         return batch
 
+    def rate(self, step, rate):
+        """The learning rate that the real engine is given, also in its batches."""
+        return rate
+
     def give(self, name, value):
         """A parameter on its way into the real engine."""
         return value

@@ -237,8 +237,15 @@ def _own(layer, index, mask, plant, batch):
 class PreviousRate(Plant):
     """The learning rate of the step before: the schedule is advanced after the update instead of before."""
 
-    def batch(self, batch):
-        return replace(batch, learning_rate=float(self.asked_training.learning_rates[max(0, batch.step - 1)]))
+    def rate(self, step, rate):
+        return float(self.asked_training.learning_rates[max(0, step - 1)])
+
+
+class RateScaled(Plant):
+    """The learning rate multiplied by the number of ranks."""
+
+    def rate(self, step, rate):
+        return 2 * rate
 
 
 class Penalised(Plant):
@@ -356,9 +363,9 @@ class Summed(Plant):
         scaled = {name: value * value.dtype.type(self.factor) for name, value in found.gradients.items()}
         return Intermediates(found.loss, found.outputs, found.output_gradients, scaled)
 
-    def batch(self, batch):
+    def rate(self, step, rate):
         # Plain SGD: a gradient times two is a rate times two.
-        return replace(batch, learning_rate=batch.learning_rate * self.factor)
+        return rate * self.factor
 
 
 class DividedTwice(Summed):
@@ -430,7 +437,6 @@ PLANTS = {
     "decay.biases_excluded": on_decay(include_biases=False),
     "decay.missing": on_training(weight_decay=None),
     "clip.missing": on_training(clip_norm=0.0),
-    "momentum.missing.stateless": on_rule(momentum=0.0, nesterov=False),
     "momentum.nesterov": on_rule(nesterov=True),
     "momentum.no_nesterov": on_rule(nesterov=False),
     "adagrad.initial_accumulator": on_rule(initial_accumulator=0.1),
@@ -441,7 +447,7 @@ PLANTS = {
     "optimizer.other_constant.epsilon": on_rule(epsilon=1e-3),
     "optimizer.other_rule": OtherRule,
     "rate.previous_step": PreviousRate,
-    "rate.scaled": on_batch(lambda plant, batch: replace(batch, learning_rate=2 * batch.learning_rate)),
+    "rate.scaled": RateScaled,
     "evaluation.dropout_on": DropoutInEvaluation,
     "evaluation.batch_statistics": StatisticsOfBatch,
     "native": Native,

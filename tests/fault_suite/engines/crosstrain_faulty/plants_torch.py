@@ -318,7 +318,31 @@ def on_gradients(factor):
     return OnGradients
 
 
+class ChannelsLast(Plant):
+    """No fault: weights and activations with the channels last in memory."""
+
+    def attach(self, engine):
+        engine._network.to(memory_format=torch.channels_last)
+        inner = engine._network.forward
+
+        def forward(x, masks=None):
+            return inner(x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x, masks)
+
+        engine._network.forward = forward
+
+
+class PlainKernels(Plant):
+    """No fault: PyTorch's own kernels in place of oneDNN's."""
+
+    @contextlib.contextmanager
+    def patched(self):
+        with torch.backends.mkldnn.flags(enabled=False):
+            yield
+
+
 PLANTS = {
+    "layout.channels_last": ChannelsLast,
+    "layout.plain_kernels": PlainKernels,
     "pool.ties_split": on_max_pool(lambda x, kernel, stride: _windows(x, kernel, stride).amax(-1)),
     "pool.ties_all": on_max_pool(lambda x, kernel, stride: _EveryTie.apply(_windows(x, kernel, stride))),
     "pool.ties_last": on_max_pool(lambda x, kernel, stride: _LastTie.apply(_windows(x, kernel, stride))),
