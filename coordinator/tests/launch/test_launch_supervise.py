@@ -171,8 +171,16 @@ def test_metrics_of_all_processes_are_listed_for_prometheus(supervisor: Supervis
     os.kill(first, signal.SIGKILL)
     eventually(lambda: process.pid not in (None, first) and process.port)
     for name, address in targets.items():
+        wanted = f"crosstrain_{'coordinator' if name == 'coordinator' else 'service'}_info"
+        eventually(lambda address=address, wanted=wanted: wanted in _page(address))
+
+
+def _page(address: str) -> str:
+    try:
         with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as answer:
-            assert f"crosstrain_{'coordinator' if name == 'coordinator' else 'service'}_info" in answer.read().decode()
+            return str(answer.read().decode())
+    except OSError:
+        return ""
 
 
 def _engines(client: Client) -> list[object]:
