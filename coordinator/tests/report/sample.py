@@ -110,11 +110,13 @@ def sample_verdict(data: ReportData, wrong: str = WRONG) -> dict[str, Any]:
             if bad
             else "All engines computed the same training to within rounding."
         ),
-        "next_steps": ["Set `semantics: canonical` to let the adapter restore parity, then run the job again."]
+        "next_steps": [
+            "Set `semantics: canonical` to let the adapter restore parity, then run the job again."
+        ]
         if bad
         else ["Nothing to do: differences between these curves are floating-point drift."],
-        "exit_code": int(bad),
-        "reference": {"engine": "reference", "version": "1"},
+        "exit_code": 1 if bad else 3,
+        "reference": {"engine": "reference", "version": "1", "label": "reference@1"},
         "engines": engines,
         "pairs": [_pair(a, b) for i, a in enumerate(engines) for b in engines[i + 1 :]],
         "envelope": {
@@ -124,7 +126,9 @@ def sample_verdict(data: ReportData, wrong: str = WRONG) -> dict[str, Any]:
             "low": (base * (1 - 0.004 * np.arange(len(base)) / len(base))).tolist(),
             "high": (base * (1 + 0.004 * np.arange(len(base)) / len(base))).tolist(),
         },
-        "could_not_compare": [{"what": "flip probe of caffe@1.0.0", "reason": "no parameters were kept before step 12"}],
+        "could_not_compare": [
+            {"what": "flip probe of caffe@1.0.0", "reason": "no parameters were kept before step 12"}
+        ],
     }
 
 
@@ -153,7 +157,15 @@ def _engine(run: RunData, wrong: str) -> dict[str, Any]:
             "probe_batch_size": 16,
             "checks": 3 * len(layers),
             "failed": len(failures),
-            "worst": [{"kind": worst["direction"], "subject": worst["subject"], "case": "start", "step": 0, "ratio": worst["ratio"]}],
+            "worst": [
+                {
+                    "kind": worst["direction"],
+                    "subject": worst["subject"],
+                    "case": "start",
+                    "step": 0,
+                    "ratio": worst["ratio"],
+                }
+            ],
             "layers": failures + [row for row in layers if row["holds"]],
             "first_failure": failures[0] if failures else None,
         },
@@ -163,12 +175,19 @@ def _engine(run: RunData, wrong: str) -> dict[str, Any]:
         if own
         else {
             "steps": steps,
+            "steps_compared": steps,
             "departed_step": steps // 8,
             "horizon_step": steps // 3,
             "max_difference": 0.0082,
             "max_difference_step": steps - 5,
             "outside_envelope_share": 0.02,
-            "rank_test": {"statistic": 5.0, "p_value": 0.41, "runs": 8},
+            "rank_test": {
+                "statistic": 5.0,
+                "p_value": 0.41,
+                "runs": 8,
+                "smallest_p": 1 / 9,
+                "conclusive": False,
+            },
             "flip": {
                 "step": steps // 9,
                 "layer": "pool2",
@@ -183,10 +202,26 @@ def _engine(run: RunData, wrong: str) -> dict[str, Any]:
             },
             "explained": True,
         },
-        "repeats": {"runs": 3, "bitwise_equal": True, "max_difference": 0.0, "first_different_step": -1},
+        "repeats": {
+            "runs": 3,
+            "bitwise_equal": True,
+            "max_difference": 0.0,
+            "first_different_step": -1,
+            "own_variance": 0.0,
+            "cross_variance": 1e-9,
+            "non_deterministic": False,
+        },
         "accuracy": {
             "test_accuracy": 0.921,
-            "tost": {"margin": 0.01, "p_value": None, "equivalent": None, "seeds": 1, "needed_seeds": 6},
+            "tost": {
+                "margin": 0.01,
+                "p_value": None,
+                "equivalent": None,
+                "different": False,
+                "mean_difference": 0.001,
+                "seeds": 1,
+                "needed_seeds": 6,
+            },
         },
     }
 
@@ -200,11 +235,18 @@ def _layers(run: RunData, bad: bool) -> Any:
     checks += [("gradient", name) for name in parameters] + [("update", name) for name in parameters]
     for direction, subject in checks:
         fails = bad and direction == "backward" and subject in ("pool1", "pool2")
-        ratio = 8.4e3 if fails else 0.0 if run.engine == "reference" or direction == "input" else rng.random() * 0.9
+        ratio = (
+            8.4e3
+            if fails
+            else 0.0
+            if run.engine == "reference" or direction == "input"
+            else rng.random() * 0.9
+        )
         yield {
             "case": "start",
             "layer": subject.split(".")[0],
             "direction": direction,
+            "kind": direction,
             "subject": subject,
             "step": 1,
             "ratio": ratio,
@@ -245,10 +287,11 @@ def _pair(a: dict[str, Any], b: dict[str, Any]) -> dict[str, Any]:
         "verdict": "MISMATCH" if bad else "ROUNDING",
         "sentence": "",
         "steps_compared": 300,
-        "losses_equal": 12,
+        "losses_equal": False,
         "first_different_step": 3,
         "max_abs_difference": 0.0082,
         "max_difference_step": 250,
+        "departed_step": 30,
         "horizon_step": 100,
         "fact_differences": [{"name": "python.version", "a": "3.7.17", "b": "3.11.7"}],
     }

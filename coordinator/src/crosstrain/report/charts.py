@@ -6,21 +6,18 @@ dash pattern or a shape besides, so that no chart needs colour to be read.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import altair as alt
 
-from .tables import DEPARTURE, FLOOR, HORIZON
+from .tables import DEPARTS, DEPARTURE, DIVERGES, FLIPS, FLOOR, HORIZON
 
 #: With seven colours these give 35 distinguishable lines.
 DASHES = ([1, 0], [7, 3], [2, 2], [9, 3, 2, 3], [4, 4])
 COLOURS = 7
-MARK_SHAPES = {
-    "first decision flip": "triangle-up",
-    "leaves rounding (1e-6)": "circle",
-    "divergence horizon (1e-3)": "diamond",
-}
+MARK_SHAPES = {FLIPS: "triangle-up", DEPARTS: "circle", DIVERGES: "diamond"}
+MEMORY = ("process, after import", "process, added by the run", "process", "GPU")
 COMPONENTS = ("data", "copy", "compute", "sync", "callback", "other")
 _STEP = "Step"
 
@@ -54,9 +51,16 @@ def training(
     focus = alt.param(name="focus", value="")
     zoom = alt.selection_interval(name="zoom", encodings=["x"])
     domain: Any = zoom if interactive else alt.Undefined
-    x = alt.X("step:Q", title=_STEP, scale=alt.Scale(domain=domain, nice=False, zero=False), axis=alt.Axis(tickMinStep=1))
+    x = alt.X(
+        "step:Q",
+        title=_STEP,
+        scale=alt.Scale(domain=domain, nice=False, zero=False),
+        axis=alt.Axis(tickMinStep=1),
+    )
     loss_scale = alt.Scale(type="log") if logarithmic else alt.Scale(zero=False)
-    loss = _lines(labels, x, alt.Y("loss:Q", title="Training loss", scale=loss_scale), focus, interactive, "loss")
+    loss = _lines(
+        labels, x, alt.Y("loss:Q", title="Training loss", scale=loss_scale), focus, interactive, "loss"
+    )
     layers = [*([_loss_band(x)] if envelope else []), *loss]
     views: list[Any] = [alt.layer(*layers).properties(height=260)]
     if difference:
@@ -129,19 +133,20 @@ def _difference(
     layers.append(limits.encode(y=alt.Y("difference:Q", scale=scale)))
     layers += _lines(labels, x, y, focus, interactive, "difference")
     shapes = alt.Scale(domain=list(MARK_SHAPES), range=list(MARK_SHAPES.values()))
-    marks = alt.Chart(alt.NamedData("marks")).mark_point(size=90, filled=True, clip=False, stroke="#888", strokeWidth=1)
+    marks = alt.Chart(alt.NamedData("marks")).mark_point(
+        size=90, filled=True, clip=False, stroke="#888", strokeWidth=1
+    )
     tooltip = [
         alt.Tooltip("engine:N", title="Engine"),
         alt.Tooltip("kind:N", title="Mark"),
         alt.Tooltip("step:Q", title=_STEP, format=",d"),
     ]
-    legend = alt.Legend(orient="bottom", title=None, symbolFillColor="#888", columns=3, labelLimit=400)
     layers.append(
         marks.encode(
             x=x,
             y=alt.Y("difference:Q", scale=scale),
             color=_engine_colour(labels),
-            shape=alt.Shape("kind:N", scale=shapes, legend=legend),
+            shape=alt.Shape("kind:N", scale=shapes, legend=None),
             tooltip=tooltip,
         )
     )
@@ -149,7 +154,9 @@ def _difference(
 
 
 def _overview(labels: Sequence[str], scale: alt.Scale, zoom: alt.Parameter) -> alt.Chart:
-    x = alt.X("step:Q", title="Drag here to zoom, double-click to see all", axis=alt.Axis(grid=False, tickMinStep=1))
+    x = alt.X(
+        "step:Q", title="Drag here to zoom, double-click to see all", axis=alt.Axis(grid=False, tickMinStep=1)
+    )
     y = alt.Y("loss:Q", title=None, scale=scale, axis=alt.Axis(labels=False, ticks=False, grid=False))
     chart = alt.Chart(alt.NamedData("trace")).mark_line(strokeWidth=0.8, clip=True)
     return chart.encode(x=x, y=y, color=_engine_colour(labels)).properties(height=36).add_params(zoom)
@@ -173,7 +180,7 @@ def accuracy(labels: Sequence[str]) -> dict[str, Any]:
 
 def step_times(labels: Sequence[str]) -> dict[str, Any]:
     """Distribution of the step times on a logarithmic axis, the first step apart."""
-    y = alt.Y("engine:N", sort=list(labels), title=None, axis=alt.Axis(labelLimit=220, ticks=False, domain=False))
+    y = _engine_rows(labels)
     scale = alt.Scale(type="log", nice=False, padding=14)
     tooltip = [
         alt.Tooltip("engine:N", title="Engine"),
@@ -193,7 +200,9 @@ def step_times(labels: Sequence[str]) -> dict[str, Any]:
     base = alt.Chart(alt.NamedData("times")).encode(y=y, color=_engine_colour(labels), tooltip=tooltip)
 
     def x(name: str) -> alt.X:
-        return alt.X(f"{name}:Q", title="Milliseconds per step (logarithmic)", scale=scale)
+        return alt.X(
+            f"{name}:Q", title="Milliseconds per step (logarithmic)", scale=scale, axis=alt.Axis(tickCount=5)
+        )
 
     return _spec(
         alt.layer(
@@ -203,15 +212,15 @@ def step_times(labels: Sequence[str]) -> dict[str, Any]:
             base.transform_filter("isValid(datum.first)")
             .mark_point(shape="diamond", size=70, filled=False, strokeWidth=1.6)
             .encode(x=x("first")),
-        ).properties(height=alt.Step(30))
+        )
     )
 
 
-def time_parts(labels: Sequence[str]) -> dict[str, Any]:
+def time_parts(labels: Sequence[str], present: Collection[str]) -> dict[str, Any]:
     """Seconds of training by what they were spent on."""
     chart = alt.Chart(alt.NamedData("parts")).mark_bar(stroke="#fff", strokeWidth=0.8)
-    y = alt.Y("engine:N", sort=list(labels), title=None, axis=alt.Axis(labelLimit=220, ticks=False, domain=False))
-    legend = alt.Legend(orient="top", title=None, columns=6)
+    y = _engine_rows(labels)
+    legend = _part_legend(COMPONENTS, present)
     return _spec(
         chart.encode(
             y=y,
@@ -224,21 +233,21 @@ def time_parts(labels: Sequence[str]) -> dict[str, Any]:
                 alt.Tooltip("seconds:Q", title="Seconds", format=".3~g"),
                 alt.Tooltip("share:Q", title="Share", format=".1%"),
             ],
-        ).properties(height=alt.Step(26))
+        )
     )
 
 
-def memory(labels: Sequence[str]) -> dict[str, Any]:
+def memory(labels: Sequence[str], present: Collection[str]) -> dict[str, Any]:
     """Peak memory, divided into what importing the framework took and what the training added."""
-    y = alt.Y("engine:N", sort=list(labels), title=None, axis=alt.Axis(labelLimit=220, ticks=False, domain=False))
-    kinds = ["process, after import", "process, added by the run", "process", "GPU"]
+    y = _engine_rows(labels)
+    legend = _part_legend(MEMORY, present)
     return _spec(
         alt.Chart(alt.NamedData("memory"))
         .mark_bar(stroke="#fff", strokeWidth=0.8)
         .encode(
             y=y,
             x=alt.X("megabytes:Q", title="Peak memory (MB)"),
-            color=alt.Color("part:N", scale=alt.Scale(domain=kinds), legend=alt.Legend(orient="top", title=None, columns=4)),
+            color=alt.Color("part:N", scale=alt.Scale(domain=list(MEMORY)), legend=legend),
             order=alt.Order("order:Q"),
             tooltip=[
                 alt.Tooltip("engine:N", title="Engine"),
@@ -246,8 +255,17 @@ def memory(labels: Sequence[str]) -> dict[str, Any]:
                 alt.Tooltip("megabytes:Q", title="MB", format=",.0f"),
             ],
         )
-        .properties(height=alt.Step(26))
     )
+
+
+def _engine_rows(labels: Sequence[str]) -> alt.Y:
+    axis = alt.Axis(labelLimit=220, ticks=False, domain=False)
+    return alt.Y("engine:N", sort=list(labels), title=None, axis=axis)
+
+
+def _part_legend(parts: Sequence[str], present: Collection[str]) -> alt.Legend:
+    """A legend of the parts that occur; all keep their colours."""
+    return alt.Legend(orient="top", title=None, columns=3, values=[part for part in parts if part in present])
 
 
 def limits() -> list[dict[str, float]]:

@@ -60,26 +60,41 @@ def make_figures(
     for name, make, table, rows in (
         ("accuracy", charts.accuracy, "epochs", _many_epochs(shown)),
         ("times", charts.step_times, "times", time_rows(trained)),
-        ("parts", charts.time_parts, "parts", part_rows(trained)),
-        ("memory", charts.memory, "memory", memory_rows(shown)),
     ):
         if rows:
-            present = [label for label in labels if any(row["engine"] == label for row in rows)]
-            figures[name] = Figure(name, make(labels if name in ("accuracy", "times") else present), {table: rows})
+            figures[name] = Figure(name, make(labels), {table: rows})
+    if "times" in figures:
+        figures["times"].spec["height"] = 30 * len(figures["times"].data["times"])
+    for name, draw, rows in (
+        ("parts", charts.time_parts, part_rows(trained)),
+        ("memory", charts.memory, memory_rows(shown)),
+    ):
+        if rows:
+            present = {row["part"] for row in rows}
+            figures[name] = Figure(name, draw(labels, present), {name: rows})
+            figures[name].spec["height"] = 26 * len({row["engine"] for row in rows})
     if not pictures:
         return figures
     drawn = dict(figures)
     if trained:
-        drawn["training"] = _training(verdict, shown, reference, min(buckets, _PICTURE_BUCKETS), interactive=False)
+        drawn["training"] = _training(
+            verdict, shown, reference, min(buckets, _PICTURE_BUCKETS), interactive=False
+        )
     return {
-        name: Figure(name, figure.spec, figure.data, _picture(drawn[name])) for name, figure in figures.items()
+        name: Figure(name, figure.spec, figure.data, _picture(drawn[name]))
+        for name, figure in figures.items()
     }
 
 
 def _training(
-    verdict: Mapping[str, Any], shown: Sequence[Shown], reference: Shown | None, buckets: int, *, interactive: bool
+    verdict: Mapping[str, Any],
+    shown: Sequence[Shown],
+    reference: Shown | None,
+    buckets: int,
+    *,
+    interactive: bool,
 ) -> Figure:
-    table, marks = trace_table(shown, reference, buckets)
+    table, marks = trace_table(shown, reference, verdict, buckets)
     envelope = envelope_table(verdict, reference, 3 * buckets)
     labels = [item.label for item in shown]
     marks += [mark for mark in flip_marks(verdict) if mark["engine"] in labels]
@@ -150,7 +165,9 @@ def memory_rows(shown: Sequence[Shown]) -> Rows:
         if item.run.gpu_memory_peak_bytes:
             parts.append(("GPU", item.run.gpu_memory_peak_bytes))
         for order, (name, size) in enumerate(parts):
-            rows.append({"engine": item.label, "part": name, "order": order, "megabytes": round(size / 1e6, 1)})
+            rows.append(
+                {"engine": item.label, "part": name, "order": order, "megabytes": round(size / 1e6, 1)}
+            )
     return rows
 
 

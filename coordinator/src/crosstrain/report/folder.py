@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from crosstrain.compare.verdict import UnreadableVerdict, read_verdict
 from crosstrain.results.files import SUMMARY
 from crosstrain.results.records import STEP_COLUMNS
 from crosstrain_service.errors import CrosstrainError
@@ -73,9 +74,9 @@ def load_verdict(folder: Path) -> Mapping[str, Any] | None:
     if not path.is_file():
         return None
     try:
-        return _mapping(path)
-    except (OSError, ValueError) as error:
-        raise CrosstrainError("INVALID_FIELD", f"{VERDICT} could not be read: {error}", VERDICT) from None
+        return read_verdict(path)
+    except UnreadableVerdict as error:
+        raise CrosstrainError("INVALID_FIELD", str(error), VERDICT) from None
 
 
 def _mapping(path: Path) -> dict[str, Any]:
@@ -146,7 +147,11 @@ def _facts(path: Path) -> dict[str, dict[str, str]]:
 def _rows(path: Path) -> list[dict[str, str]]:
     with path.open(encoding="utf-8", newline="") as stream:
         return [
-            {name: text[1:] if _ESCAPED.match(text) else text for name, text in row.items() if text is not None}
+            {
+                name: text[1:] if _ESCAPED.match(text) else text
+                for name, text in row.items()
+                if text is not None
+            }
             for row in csv.DictReader(stream)
         ]
 

@@ -18,7 +18,7 @@ from jinja2 import ChainableUndefined, Environment, FunctionLoader
 from markupsafe import Markup
 
 from . import sections, text
-from .charts import COLOURS, dash
+from .charts import COLOURS, MARK_SHAPES, dash
 from .data import ReportData
 from .figures import VEGA_LITE, Figure, make_figures
 from .shown import reference_of, same_losses, shown_runs
@@ -27,6 +27,26 @@ from .shown import reference_of, same_losses, shown_runs
 SIZE_LIMIT = 2_000_000
 #: From fine to coarse: intervals of steps in a trace, rows in an engine's table of checks, pictures.
 DETAILS = ((400, 400, True), (250, 150, True), (120, 60, True), (60, 25, False), (20, 5, False))
+
+_OUTLINES = {
+    "triangle-up": "M6 1 11 11 1 11z",
+    "circle": "M1 6a5 5 0 1 0 10 0a5 5 0 1 0-10 0",
+    "diamond": "M6 0 11 6 6 12 1 6z",
+}
+_FILTERS = (
+    "breakable",
+    "coordinates",
+    "exact",
+    "level",
+    "number",
+    "percent",
+    "place",
+    "prose",
+    "ratio",
+    "sign",
+    "step",
+    "verdict_class",
+)
 
 
 def write_report(path: Path, verdict: Mapping[str, Any] | None, data: ReportData) -> None:
@@ -83,6 +103,7 @@ def _render(
         "times": _rows(figures, "times"),
         "parts": _rows(figures, "parts"),
         "memory": _rows(figures, "memory"),
+        "marks": _mark_keys(figures),
         "envelope": sections.mapped(verdict.get("envelope")),
         "swatches": [
             {"label": item.label, "colour": index % COLOURS, "dash": " ".join(map(str, dash(index)))}
@@ -100,6 +121,13 @@ def _render(
 
 def _rows(figures: Mapping[str, Figure], name: str) -> Any:
     return figures[name].data[name] if name in figures else []
+
+
+def _mark_keys(figures: Mapping[str, Figure]) -> list[tuple[str, str]]:
+    """Kinds of marks that the training chart has, each with the outline of its shape."""
+    rows = figures["training"].data["marks"] if "training" in figures else []
+    kinds = {row["kind"] for row in rows if isinstance(row, dict)}
+    return [(kind, _OUTLINES[shape]) for kind, shape in MARK_SHAPES.items() if kind in kinds]
 
 
 def _payload(figure: Figure) -> dict[str, Any]:
@@ -155,6 +183,6 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    for name in ("number", "exact", "ratio", "level", "step", "percent", "coordinates", "sign", "verdict_class"):
+    for name in _FILTERS:
         environment.filters[name] = getattr(text, name)
     return environment

@@ -42,7 +42,7 @@
       view: { stroke: null },
       axis: {
         labelColor: soft, titleColor: soft, gridColor: line, domainColor: line, tickColor: line,
-        labelFontSize: 11, titleFontSize: 12, titleFontWeight: 500, labelOverlap: true
+        labelFontSize: 11, titleFontSize: 12, titleFontWeight: 500, labelOverlap: "greedy", labelSeparation: 8
       },
       axisY: { minExtent: figure === "training" ? 56 : 0 },
       legend: { labelColor: ink, titleColor: soft, labelFontSize: 12 },
@@ -112,12 +112,12 @@
     }
     spec.datasets = {};
     Object.keys(figure.data).forEach(function (table) { spec.datasets[table] = rows(figure.data[table]); });
-    if (width < 560) narrow(spec);
+    if (width < 460) narrow(spec);
     var mine = ++turn;
     var box = document.createElement("div");
     return window.vegaEmbed(box, spec, {
       ast: true, actions: false, defaultStyle: false, renderer: name === "training" ? "canvas" : "svg",
-      config: config(name), tooltip: tooltip, loader: { load: refuse }
+      config: config(name), tooltip: tooltip, logLevel: 1, loader: { load: refuse }
     }).then(function (result) {
       if (drawn[name] && drawn[name].turn > mine) { result.finalize(); return; }
       if (drawn[name]) drawn[name].result.finalize();
@@ -131,15 +131,15 @@
 
   function refuse() { return Promise.reject(new Error("this page fetches nothing")); }
 
-  /* On a phone labels stand on short axes, and legends in two columns. */
+  /* On a phone labels are short, and legends stand below one another. */
   function narrow(spec) {
     if (Array.isArray(spec)) {
       spec.forEach(narrow);
     } else if (spec && typeof spec === "object") {
       if (spec.legend && spec.legend.columns) {
-        spec.legend.columns = spec.legend.columns === 3 ? 1 : 2;
+        spec.legend.columns = 1;
       }
-      if (spec.labelLimit === 220) spec.labelLimit = 110;
+      if (spec.labelLimit === 220) spec.labelLimit = 120;
       Object.keys(spec).forEach(function (key) { if (key !== "datasets") narrow(spec[key]); });
     }
   }

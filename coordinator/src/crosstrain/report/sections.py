@@ -108,13 +108,14 @@ def check_map(sections: Sequence[Found], verdict: Mapping[str, Any]) -> Found:
         table: dict[tuple[str, str], float | None] = {}
         for row in listed(mapped(engine.get("certificate")).get("layers")):
             key = (str(row.get("direction") or ""), str(row.get("subject") or row.get("layer") or ""))
-            value = row.get("ratio")
-            number = float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+            number = text.told(row.get("ratio"))
             if key not in table or _badness({"ratio": number}) > _badness({"ratio": table[key]}):
                 table[key] = number
         if table:
             tables[str(engine.get("label") or engine.get("engine") or "?")] = table
-    fewest = sorted(tables.values(), key=lambda table: sum(text.level(value)[0] == "f" for value in table.values()))
+    fewest = sorted(
+        tables.values(), key=lambda table: sum(text.level(value)[0] == "f" for value in table.values())
+    )
     keys: dict[tuple[str, str], None] = {}
     for table in fewest:
         keys.update(dict.fromkeys(table))
@@ -134,8 +135,8 @@ def _cell(table: Mapping[tuple[str, str], float | None], key: tuple[str, str]) -
 
 
 def _badness(row: Mapping[str, Any]) -> float:
-    value = row.get("ratio")
-    return float(value) if isinstance(value, (int, float)) and value == value else float("inf")
+    value = text.told(row.get("ratio"))
+    return value if value is not None and value == value else float("inf")
 
 
 def pairs(verdict: Mapping[str, Any]) -> list[Found]:
@@ -156,11 +157,14 @@ def fact_table(shown: Sequence[Shown]) -> Found:
     for name in names:
         values = [item.run.facts.get(name) for item in runs]
         known = [value for value in values if value is not None]
-        common = max(set(known), key=known.count) if known else None
+        most = max(sorted(set(known)), key=known.count) if known else None
+        common = most if 2 * known.count(most) > len(known) else None
         if len(set(values)) == 1:
             same.append({"name": name, "value": values[0]})
         else:
-            cells = [{"value": value, "odd": value is not None and value != common} for value in values]
+            cells = [
+                {"value": value, "odd": None not in (value, common) and value != common} for value in values
+            ]
             differing.append({"name": name, "cells": cells, "only_missing": len(set(known)) == 1})
     differing.sort(key=lambda row: bool(row["only_missing"]))
     return {"labels": [item.label for item in runs], "differing": differing, "same": same}

@@ -33,7 +33,9 @@ def shown_runs(verdict: Mapping[str, Any], data: ReportData) -> list[Shown]:
     named = bool(found)
     reference = reference_label(verdict)
     if not any(_is(reference, item) for item in found):
-        first = next((run for run in by_id.values() if run.trained and reference in (run.label, run.engine)), None)
+        first = next(
+            (run for run in by_id.values() if run.trained and reference in (run.label, run.engine)), None
+        )
         if first is not None and first.run_id not in {item.run.run_id for item in found}:
             found.append(Shown(first.label, first))
     if not named:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from .shown import Shown, engines
+from .text import told
 from .thin import Array, first_above, kept, relative_difference
 
 #: Where the difference chart ends below; smaller differences, and none at all, are drawn there.
@@ -15,11 +16,14 @@ FLOOR = 1e-9
 #: A relative difference above which a run has left the reference, and one that anyone can see.
 DEPARTURE, HORIZON = 1e-6, 1e-3
 
+#: Kinds of marks in the difference chart.
+FLIPS, DEPARTS, DIVERGES = "first decision flip", "leaves rounding (1e-6)", "divergence horizon (1e-3)"
+
 Table = dict[str, Any]
 
 
 def trace_table(
-    shown: Sequence[Shown], reference: Shown | None, buckets: int
+    shown: Sequence[Shown], reference: Shown | None, verdict: Mapping[str, Any], buckets: int
 ) -> tuple[Table, list[dict[str, Any]]]:
     """Losses and differences to the reference by step, thinned, and where each run parts from it.
 
@@ -29,6 +33,7 @@ def trace_table(
     """
     columns: dict[str, list[Any]] = {"engine": [], "step": [], "loss": [], "difference": []}
     marks: list[dict[str, Any]] = []
+    judged = {str(engine.get("label")): engine.get("free_run") for engine in engines(verdict)}
     for index, item in enumerate(shown):
         if not item.run.trained:
             continue
@@ -37,7 +42,7 @@ def trace_table(
         if reference is not None and item is not reference:
             base = reference.run.steps
             difference = relative_difference(steps, losses, base["step"], base["loss"])
-            marks += _marks(item.label, steps, difference)
+            marks += _marks(item.label, steps, difference, judged.get(item.label, {}))
         rows = kept(losses, buckets)
         if np.isfinite(difference).any():
             rows = np.union1d(rows, kept(difference, buckets))
@@ -48,14 +53,21 @@ def trace_table(
     return {**columns, "engine": _coded([item.label for item in shown], columns["engine"])}, marks
 
 
-def _marks(label: str, steps: Array, difference: Array) -> list[dict[str, Any]]:
+def _marks(label: str, steps: Array, difference: Array, judged: Any) -> list[dict[str, Any]]:
+    """Where a run parts from the reference: as the verdict says, else by the same limits."""
     found = []
-    for kind, limit in (("leaves rounding (1e-6)", DEPARTURE), ("divergence horizon (1e-3)", HORIZON)):
-        step = first_above(steps, difference, limit)
-        if step is not None:
-            value = float(difference[np.flatnonzero(steps == step)[0]])
+    for kind, limit, name in (
+        (DEPARTS, DEPARTURE, "departed_step"),
+        (DIVERGES, HORIZON, "horizon_step"),
+    ):
+        step = judged.get(name) if isinstance(judged, Mapping) else None
+        if not isinstance(step, int):
+            step = first_above(steps, difference, limit)
+        at = np.flatnonzero(steps == step) if step is not None and 0 <= step < 2**62 else []
+        if len(at) and np.isfinite(difference[at[0]]):
+            value = max(FLOOR, float(difference[at[0]]))
             found.append({"engine": label, "step": step, "kind": kind, "difference": value})
-    return [item for item in found if np.isfinite(item["difference"])]
+    return found
 
 
 def flip_marks(verdict: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -67,14 +79,14 @@ def flip_marks(verdict: Mapping[str, Any]) -> list[dict[str, Any]]:
         step = flip.get("step") if isinstance(flip, Mapping) else None
         if isinstance(step, int) and step >= 0:
             label = str(engine.get("label") or "")
-            marks.append({"engine": label, "step": step, "kind": "first decision flip", "difference": FLOOR})
+            marks.append({"engine": label, "step": step, "kind": FLIPS, "difference": FLOOR})
     return marks
 
 
 def envelope_table(verdict: Mapping[str, Any], reference: Shown | None, points: int) -> Table:
     """Lowest and highest loss of the perturbed runs by step, and their relative distance to the reference."""
-    told = verdict.get("envelope")
-    lists = [told.get(name) if isinstance(told, Mapping) else None for name in ("steps", "low", "high")]
+    held = verdict.get("envelope")
+    lists = [held.get(name) if isinstance(held, Mapping) else None for name in ("steps", "low", "high")]
     if not all(isinstance(item, list) and item for item in lists):
         return {}
     steps, low, high = (np.array([_float(value) for value in item or ()]) for item in lists)
@@ -124,4 +136,5 @@ def _short(values: Array, digits: int) -> list[float | None]:
 
 
 def _float(value: Any) -> float:
-    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else float("nan")
+    found = told(value)
+    return float("nan") if found is None else found
