@@ -10,8 +10,8 @@ sys.path.insert(0, str(ROOT / "coordinator" / "src"))
 
 from crosstrain.launch.catalogue import load_catalogue  # noqa: E402
 
-#: The job store is tested against a real server.
-TESTS = ("postgresql",)
+#: The job store and the metrics are tested against real servers.
+TESTS = ("postgresql", "prometheus")
 
 
 def main() -> int:
