@@ -13,6 +13,7 @@ from crosstrain_service import streams
 from crosstrain_service.artifacts import ArtifactStore
 from crosstrain_service.data import Feed, FeedEpoch, Prefetch, Samples, StepClock
 from crosstrain_service.errors import CrosstrainError
+from crosstrain_service.model import Dense, Flatten, Model
 from crosstrain_service.training import EarlyStopping, Rule, Training
 from support import MODEL, npy
 
@@ -126,6 +127,48 @@ def test_reading_ahead_gives_the_same_batches(tmp_path, depth):
     assert len(ahead) == 4 and clock.take(1)[0] == 4
     with pytest.raises(KeyError):
         clock.take(1)
+
+
+@pytest.mark.parametrize("changes", [{}, {"drop_last": True}, {"keep_order": True},
+                                     {"early_stopping": EarlyStopping(0.2, 1)}])
+def test_rows_are_the_batches(tmp_path, changes):
+    data = samples(tmp_path, BYTES, np.arange(10) % 3)
+    network = Model("plain", (2, 6), 3, (Flatten("flatten"), Dense("dense", 3))).validate()
+    feed = Feed(data, network, training(batch_size=3, **changes), np.float32)
+    for first, count in ((0, feed.steps_per_epoch), (1, feed.steps_per_epoch - 1), (1, 1)):
+        clock = StepClock()
+        epoch = FeedEpoch(feed, 1, first, count, 0, clock)
+        rows = epoch.rows()
+        assert rows.pixels is data.pixels and rows.labels is data.labels and rows.divisor == np.float32(255)
+        parts = streams.batch_rows(rows.order, rows.batch_size)
+        expected = list(feed.batches(1, first, count))
+        assert len(parts) == len(expected) == epoch.steps
+        for part, batch in zip(parts, expected):
+            assert part.dtype == np.int64 and (rows.labels[part] == batch.labels).all()
+            assert (rows.pixels[part].astype(np.float32) / rows.divisor).tobytes() == batch.x.tobytes()
+            assert clock.take(batch.step) == (len(part), 0.0)
+        for step in (expected[0].step - 1, expected[-1].step + 1):
+            with pytest.raises(KeyError):
+                clock.take(step)
+
+
+def test_rows_may_be_asked_for_and_not_used(tmp_path):
+    """Waiting for batches is recorded if they come from the generator in the end."""
+    network = Model("plain", (2, 6), 3, (Flatten("flatten"), Dense("dense", 3))).validate()
+    clock = StepClock()
+    epoch = FeedEpoch(Feed(samples(tmp_path, BYTES), network, training(), np.float32), 0, 0, 3, 0, clock)
+    epoch.rows()
+    assert len(list(epoch.batches())) == 3
+    assert [clock.take(step)[0] for step in range(3)] == [4, 4, 2]
+    assert clock.take(0) == (4, 0.0)
+
+
+def test_batches_with_masks_are_no_rows(tmp_path):
+    clock = StepClock()
+    epoch = FeedEpoch(Feed(samples(tmp_path, BYTES), MODEL_1D, training(), np.float32), 0, 0, 3, 0, clock)
+    assert epoch.rows() is None
+    with pytest.raises(KeyError):
+        clock.take(0)
 
 
 def threads():

@@ -3,14 +3,14 @@
 import queue
 import threading
 import time
-from typing import Any, Iterator, Tuple
+from typing import Any, Iterator, Optional, Tuple
 
 import numpy as np
 
 from crosstrain_protos.v1 import data_pb2
 
 from .artifacts import ArtifactStore
-from .engine import Batch, Epoch
+from .engine import Batch, Epoch, Rows
 from .errors import CrosstrainError
 from .model import Model
 from .streams import EpochOrders, batch_rows, dropout_masks, steps_per_epoch, validation_split
@@ -20,7 +20,7 @@ from .training import Training
 class Samples:
     """A data set whose arrays are memory-mapped.
 
-    ``pixels`` (N, C, H, W) or (N, C, L) uint8 or float32, ``labels`` (N,) int64.
+    ``pixels`` (N, C, H, W) or (N, C, L) uint8 or float32, ``labels`` (N,) int64, ``divisor`` float32.
     """
 
     def __init__(self, store: ArtifactStore, message: data_pb2.Dataset, field: str) -> None:
@@ -39,7 +39,7 @@ class Samples:
             raise CrosstrainError("INVALID_DATA", "%s: sample %d has the label %d, allowed are 0 to %d"
                                   % (field, bad, int(self.labels[bad]), message.classes - 1), field + ".labels_digest")
         divisor = np.float32(message.divisor)
-        self._divisor = divisor
+        self.divisor = divisor
         # A table gives bit for bit the same quotients as dividing every value, only faster.
         self._table = np.arange(256, dtype=np.float32) / divisor if self.pixels.dtype == np.uint8 else None
 
@@ -51,7 +51,7 @@ class Samples:
         if self._table is not None:
             return np.ascontiguousarray(self._table[self.pixels[rows]])
         # A stored array may be in Fortran order; what is handed out never is.
-        return np.ascontiguousarray(np.asarray(self.pixels[rows], dtype=np.float32) / self._divisor)
+        return np.ascontiguousarray(np.asarray(self.pixels[rows], dtype=np.float32) / self.divisor)
 
 
 class Feed:
@@ -88,8 +88,7 @@ class Feed:
     def batches(self, epoch: int, first: int, count: int) -> Iterator[Batch]:
         """``count`` batches of an epoch from its batch number ``first`` on."""
         training = self._training
-        order = np.arange(len(self.rows)) if training.keep_order else self._orders.order(epoch)
-        parts = batch_rows(self.rows[order], training.batch_size, training.drop_last)
+        parts = batch_rows(self._order(epoch), training.batch_size, training.drop_last)
         for index in range(first, first + count):
             step = epoch * self.steps_per_epoch + index
             rows = parts[index]
@@ -101,6 +100,19 @@ class Feed:
                 x = x.astype(self._dtype)
                 masks = {name: mask.astype(self._dtype) for name, mask in masks.items()}
             yield Batch(step, x, np.array(self._samples.labels[rows]), float(training.learning_rates[step]), masks)
+
+    def batch_rows(self, epoch: int, first: int, count: int) -> Optional[Rows]:
+        """The same batches as rows of the data set; None with dropout masks."""
+        if self._masked:
+            return None
+        size = self._training.batch_size
+        order = self._order(epoch)[first * size:(first + count) * size]
+        return Rows(self._samples.pixels, self._samples.labels, self._samples.divisor, order, size)
+
+    def _order(self, epoch: int) -> np.ndarray:
+        if self._training.keep_order:
+            return self.rows
+        return self.rows[self._orders.order(epoch)]
 
 
 class FeedEpoch(Epoch):
@@ -130,20 +142,39 @@ class FeedEpoch(Epoch):
             if ahead is not None:
                 ahead.close()
 
+    def rows(self) -> Optional[Rows]:
+        found = self._feed.batch_rows(self.index, self._first, self.steps)
+        if found is not None:
+            self._clock.gathered(self.index * self._feed.steps_per_epoch + self._first, len(found.order),
+                                 found.batch_size)
+        return found
+
 
 class StepClock:
     """What is known of batches handed out whose step is not done yet."""
 
     def __init__(self) -> None:
         self._entries: dict = {}
+        # Of batches that a framework gathers: first step, samples of all, samples of each but the last.
+        self._rows = (0, 0, 1)
 
     def waited(self, step: int, samples: int, seconds: float) -> None:
         """Notes a batch."""
         self._entries[step] = (samples, seconds)
 
+    def gathered(self, first_step: int, samples: int, batch_size: int) -> None:
+        """Notes the batches of the steps from ``first_step`` on, which take no waiting time unless noted as well."""
+        self._rows = (first_step, samples, batch_size)
+
     def take(self, step: int) -> Tuple[int, float]:
         """Samples and waiting time of a step's batch; each can be taken once."""
-        return self._entries.pop(step)
+        if step in self._entries:
+            return self._entries.pop(step)
+        first, samples, batch_size = self._rows
+        left = samples - (step - first) * batch_size
+        if step < first or left <= 0:
+            raise KeyError(step)
+        return min(batch_size, left), 0.0
 
 
 class Prefetch:

@@ -35,6 +35,23 @@ class Batch:
     masks: Arrays = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Rows:
+    """Batches that are nothing but rows of arrays, for a framework that gathers them without Python.
+
+    Batch k of the epoch is ``order[k * batch_size:(k + 1) * batch_size]``, row numbers int64; the last may be smaller.
+    ``pixels`` (N, C, H, W) or (N, C, L) uint8 or float32 and ``labels`` (N,) int64 hold the whole data set,
+    memory-mapped read-only, in C or Fortran order, and stay the same objects for a whole run. ``Batch.x`` is
+    float32(pixels) / ``divisor`` in one correctly rounded float32 division, then cast in float64 runs.
+    """
+
+    pixels: np.ndarray
+    labels: np.ndarray
+    divisor: np.float32
+    order: np.ndarray
+    batch_size: int
+
+
 class Epoch(abc.ABC):
     """The steps of one epoch that are still to be executed."""
 
@@ -46,6 +63,14 @@ class Epoch(abc.ABC):
     @abc.abstractmethod
     def batches(self) -> Iterator[Batch]:
         """The batches in order. May be pulled from another thread and one batch ahead of the step."""
+
+    def rows(self) -> Optional[Rows]:
+        """The same batches as rows of the data set, or None where they are more than that (dropout masks).
+
+        An engine uses these or :meth:`batches`, which always works. Waiting for data is then recorded as 0: the
+        framework fetches it inside the step.
+        """
+        return None
 
 
 class Loop(abc.ABC):

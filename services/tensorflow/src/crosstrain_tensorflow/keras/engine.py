@@ -54,7 +54,7 @@ class KerasEngine(Engine):
             if self._network.inference is not self._network.training:
                 compat.compile_model(self._network.inference, compiled)
             compat.compile_model(self._network.training, compiled, optimizer=self._optimizer, loss=self._loss)
-            self._feed = Feed(model, self._dtype, self._network.mask_inputs)
+            self._feed = Feed(model, self._dtype, self._network.mask_inputs, execution.prefetch)
 
     @contextlib.contextmanager
     def _scope(self) -> Iterator[None]:
@@ -65,10 +65,10 @@ class KerasEngine(Engine):
     def train(self, loop: Loop) -> None:
         reporter = StepReporter(loop, self._loss, self._optimizer)
         for epoch in loop.epochs():
-            self._feed.start(epoch.batches())
+            dataset = self._feed.start(epoch)
             with self._scope():
                 try:
-                    compat.run_fit(self._network.training, self._feed.dataset, epoch.steps, reporter)
+                    compat.run_fit(self._network.training, dataset, epoch.steps, reporter)
                 except Exception:
                     if self._feed.error is None:
                         raise

@@ -5,23 +5,27 @@ from typing import Any, Dict, Iterator, Optional
 import tensorflow as tf
 from tensorflow import keras
 
-from crosstrain_service.engine import Batch, Loop
+from crosstrain_service.engine import Batch, Epoch, Loop
 from crosstrain_service.model import Model
 
+from .gather import Gather, can_gather, with_options
 from .layers import RecordedLoss
 from .model import INPUT
 
 
 class Feed:
-    """A ``tf.data.Dataset`` over whatever batches it is given, built once so that ``fit`` never traces again.
+    """A ``tf.data.Dataset`` for every call of ``fit``, of one structure so that ``fit`` never traces again.
 
+    Batches that are rows of the data set are gathered by ``tf.data``; others come from the platform's generator.
     One batch is fetched ahead, as ``fit`` does with arrays: handing a batch from Python to ``tf.data`` costs
-    about a millisecond, which would otherwise be added to every step. The time recorded as waiting for data is then
-    the time it took to make the batch, beside the step before.
+    about a millisecond, which would otherwise be added to every step. The time recorded as waiting for a generated
+    batch is then the time it took to make it, beside the step before.
     """
 
-    def __init__(self, model: Model, dtype: str, mask_inputs: Dict[str, str]) -> None:
+    def __init__(self, model: Model, dtype: str, mask_inputs: Dict[str, str], prefetch: int) -> None:
         self._mask_inputs = mask_inputs
+        self._prefetch = prefetch
+        self._gather: Optional[Gather] = None
         self._dtype = dtype
         self._batches: Iterator[Batch] = iter(())
         self.error: Optional[BaseException] = None
@@ -33,16 +37,19 @@ class Feed:
             features[INPUT] = x
         dataset = tf.data.Dataset.from_generator(
             self._generate, output_signature=(features, tf.TensorSpec((None,), tf.int64)))
-        options = tf.data.Options()
-        options.autotune.enabled = False
-        options.experimental_optimization.apply_default_optimizations = False
-        options.threading.private_threadpool_size = 1
-        self.dataset = dataset.prefetch(1).with_options(options)
+        self._generated = with_options(dataset, 1)
 
-    def start(self, batches: Iterator[Batch]) -> None:
-        """Takes the batches of the next call of ``fit``."""
-        self._batches = iter(batches)
+    def start(self, epoch: Epoch) -> tf.data.Dataset:
+        """The data set for the next call of ``fit``, which executes the steps of ``epoch``."""
         self.error = None
+        rows = epoch.rows()
+        if not can_gather(rows):
+            self._batches = iter(epoch.batches())
+            return self._generated
+        if self._gather is None or not self._gather.serves(rows):
+            self._gather = Gather(rows, self._dtype, self._prefetch)
+        self._gather.start(rows.order)
+        return self._gather.dataset
 
     def finish(self) -> None:
         """Lets go of the batches; ``fit`` stops asking after the last step, which leaves their generator suspended."""

@@ -1,0 +1,175 @@
+"""Batches that ``tf.data`` gathers from the data set are the platform's, bit for bit."""
+
+import dataclasses
+
+import numpy as np
+import oracle
+import pytest
+
+from crosstrain_service import streams
+from crosstrain_service.engine import Batch, Epoch, Rows
+from crosstrain_service.model import Convolution, Dense, Dropout, Flatten, Model, Relu
+from crosstrain_service.testing import ListLoop, make_batches
+from crosstrain_tensorflow.keras.engine import KerasEngine
+from crosstrain_tensorflow.keras.feed import Feed
+from crosstrain_tensorflow.keras.gather import Gather, can_gather
+from crosstrain_tensorflow.keras.layers import RecordedLoss
+
+MODEL = Model("gathered", (2, 4, 6), 3, (
+    Convolution("conv", 4, (3, 3), (1, 1), (1, 1), (1, 1)), Relu("relu"), Flatten("flatten"),
+    Dense("dense", 3))).validate()
+RANDOM = np.random.RandomState(4)
+BYTES = RANDOM.randint(0, 256, (23,) + MODEL.input_shape).astype(np.uint8)
+BYTES.ravel()[:256] = np.arange(256)
+FLOATS = RANDOM.randn(*BYTES.shape).astype(np.float32)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def configured():
+    """TensorFlow's settings come before its first operation."""
+    oracle.build(KerasEngine, MODEL, oracle.training(oracle.RULES["sgd"]))
+
+
+def aligned(array, offset=0):
+    """A copy that begins ``offset`` bytes behind a multiple of 64."""
+    memory = np.zeros(array.nbytes + 128, np.uint8)
+    start = -memory.ctypes.data % 64 + offset
+    found = memory[start:start + array.nbytes].view(array.dtype).reshape(array.shape)
+    found[...] = array
+    return found
+
+
+LABELS = aligned(RANDOM.randint(0, 3, len(BYTES)).astype(np.int64))
+
+
+def stored(folder, array):
+    """``array`` as a run gets it: memory-mapped, read-only."""
+    np.save(str(folder / "array.npy"), array)
+    return np.load(str(folder / "array.npy"), mmap_mode="r")
+
+
+class RowEpoch(Epoch):
+    """Some batches of an epoch by both ways; counts the batches that were taken from the generator."""
+
+    def __init__(self, rows, first_step, dtype):
+        self._rows, self._first, self._dtype = rows, first_step, dtype
+        self.steps = -(-len(rows.order) // rows.batch_size)
+        self.pulled = 0
+
+    def rows(self):
+        return self._rows
+
+    def batches(self):
+        source = self._rows
+        for index, chosen in enumerate(streams.batch_rows(source.order, source.batch_size)):
+            self.pulled += 1
+            x = np.asarray(source.pixels[chosen], np.float32) / source.divisor
+            yield Batch(self._first + index, np.ascontiguousarray(x, self._dtype), source.labels[chosen], 0.05)
+
+
+class GeneratedEpoch(RowEpoch):
+    def rows(self):
+        return None
+
+
+class RowLoop(ListLoop):
+    """Two epochs, the first from its second batch on, as after a resume; every last batch is smaller."""
+
+    def __init__(self, kind, pixels, divisor, dtype="float32"):
+        super().__init__([])
+        self.step = 1
+        self.taken = []
+        for epoch in range(2):
+            order = np.random.RandomState(epoch).permutation(len(pixels))[5 * (1 - epoch):]
+            rows = Rows(pixels, LABELS, np.float32(divisor), order, 5)
+            self.taken.append(kind(rows, 1 if epoch == 0 else 5, dtype))
+
+    def epochs(self):
+        return iter(self.taken)
+
+    def learning_rate(self, step):
+        return 0.05 / (1 + step)
+
+
+@pytest.mark.parametrize("pixels, divisor, dtype", [
+    (BYTES, 255, "float32"), (BYTES, 3.7, "float32"), (BYTES, 1, "float32"), (BYTES, 255, "float64"),
+    (FLOATS, 1, "float32"), (FLOATS, 1, "float64")])
+def test_gathered_batches_are_the_platforms(tmp_path, pixels, divisor, dtype):
+    loop = RowLoop(RowEpoch, stored(tmp_path, pixels), divisor, dtype)
+    feed = Feed(MODEL, dtype, {}, 2)
+    for epoch in loop.epochs():
+        found = list(feed.start(epoch).take(epoch.steps).as_numpy_iterator())
+        assert epoch.pulled == 0
+        expected = list(epoch.batches())
+        assert [len(labels) for _, labels in found] == [len(batch.labels) for batch in expected] == [5] * (
+            len(expected) - 1) + [3]
+        for (x, labels), batch in zip(found, expected):
+            assert x.dtype == dtype and x.tobytes() == batch.x.tobytes()
+            assert labels.tolist() == batch.labels.tolist()
+
+
+def test_quotients_of_all_bytes_are_the_platforms():
+    column, labels = aligned(np.arange(256, dtype=np.uint8).reshape(256, 1, 1, 1)), aligned(np.zeros(256, np.int64))
+    for divisor in np.float32([1, 2, 3, 3.7, 10, 49, 127.5, 128.1, 255, 256, 1e-3, 12345.678]):
+        rows = Rows(column, labels, divisor, np.arange(256), 256)
+        assert can_gather(rows)
+        gather = Gather(rows, "float32", 0)
+        gather.start(rows.order)
+        (x, _), = gather.dataset.take(1).as_numpy_iterator()
+        assert x.tobytes() == (column.astype(np.float32) / divisor).tobytes(), divisor
+
+
+def test_training_is_the_same(tmp_path):
+    pixels = stored(tmp_path, BYTES)
+    outcomes = []
+    for kind in (RowEpoch, GeneratedEpoch):
+        engine = oracle.build(KerasEngine, MODEL, oracle.training(oracle.RULES["momentum"]))
+        loop = RowLoop(kind, pixels, 255)
+        engine.train(loop)
+        assert [epoch.pulled for epoch in loop.taken] == ([0, 0] if kind is RowEpoch else [4, 5])
+        assert loop.step == 10 and len(set(loop.losses)) == 9
+        outcomes.append((loop.losses, engine.parameters()))
+    assert outcomes[0][0] == outcomes[1][0]
+    for name, value in outcomes[0][1].items():
+        assert value.tobytes() == outcomes[1][1][name].tobytes(), name
+
+
+def test_other_data_and_generated_batches_in_turn(tmp_path, monkeypatch):
+    """A second loop may bring other arrays, or batches that cannot be gathered; nothing is traced again."""
+    plain, traced = RecordedLoss.__call__, []
+    monkeypatch.setattr(RecordedLoss, "__call__", lambda *items, **named: traced.append(1) or plain(*items, **named))
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    loops = [(RowEpoch, stored(tmp_path / "a", BYTES)), (RowEpoch, np.asfortranarray(BYTES)), (GeneratedEpoch, BYTES),
+             (RowEpoch, stored(tmp_path / "b", 255 - BYTES))]
+    losses = []
+    for generate in (False, True):
+        engine = oracle.build(KerasEngine, MODEL, oracle.training(oracle.RULES["sgd"]))
+        losses.append([])
+        for kind, pixels in loops:
+            loop = RowLoop(GeneratedEpoch if generate else kind, pixels, 255)
+            engine.train(loop)
+            losses[-1] += loop.losses
+            assert len(traced) == len(losses)
+    assert losses[0] == losses[1]
+
+
+@pytest.mark.parametrize("pixels, divisor", [
+    (np.asfortranarray(BYTES), 255), (aligned(BYTES, 4), 255), (aligned(FLOATS, 4), 1),
+    # TensorFlow might flush such quotients to zero.
+    (aligned(FLOATS), 255), (aligned(BYTES), 1e38), (aligned(BYTES), 1e-40),
+])
+def test_what_tensorflow_cannot_gather(pixels, divisor):
+    rows = Rows(pixels, LABELS, np.float32(divisor), np.arange(5), 5)
+    assert not can_gather(rows)
+    assert can_gather(dataclasses.replace(rows, pixels=aligned(BYTES), divisor=np.float32(255)))
+    assert not can_gather(dataclasses.replace(rows, pixels=aligned(BYTES), labels=aligned(LABELS, 8)))
+
+
+def test_masks_come_from_the_generator():
+    assert not can_gather(None)
+    model = Model("dropped", MODEL.input_shape, 3, MODEL.layers[:2] + (Dropout("drop", 0.5),) + MODEL.layers[2:])
+    engine = oracle.build(KerasEngine, model.validate(), oracle.training(oracle.RULES["sgd"]))
+    loop = ListLoop(make_batches(model, 3, 4))
+    engine.train(loop)
+    assert len(loop.losses) == 3
