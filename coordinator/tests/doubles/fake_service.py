@@ -1,4 +1,4 @@
-"""A FAKE training service: it speaks the real API but trains nothing.
+"""A FAKE training service: it speaks the real API but trains nothing. Its probes are those of the reference engine.
 
 It stands for a remote service in tests of the coordinator only. It can be slow, break streams, stop
 and come back with or without its runs, and it counts how often it was made to execute a run.
@@ -19,9 +19,12 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from crosstrain_protos.v1 import artifact_pb2_grpc, errors_pb2, run_pb2, service_pb2, service_pb2_grpc
+from crosstrain_reference.engine import ReferenceEngine
+from crosstrain_service import tasks
 from crosstrain_service.artifacts import ArtifactStore
 from crosstrain_service.capabilities import FEATURES
 from crosstrain_service.errors import CrosstrainError
+from crosstrain_service.rundir import StoredRequest
 from crosstrain_service.servicer import ArtifactServicer, guarded, guarded_stream
 
 ENDED = (run_pb2.RUN_STATE_SUCCEEDED, run_pb2.RUN_STATE_FAILED, run_pb2.RUN_STATE_CANCELLED)
@@ -78,6 +81,10 @@ class FakeService(service_pb2_grpc.TrainingServiceServicer):
         self.delay = delay
         self.lacking = lacking
         self.failing: set[str] = set()
+        self.probes_failing: set[str] = set()
+        #: Engine classes that stand behind probes; the reference engine for the others.
+        self.probing: dict[str, Any] = {}
+        self.dropped: list[str] = []
         self.break_after: int | None = None
         self.executions: Counter[str] = Counter()
         self.order: list[str] = []
@@ -152,6 +159,22 @@ class FakeService(service_pb2_grpc.TrainingServiceServicer):
         return service_pb2.EvaluateResponse(run=self._submit(run_pb2.RUN_KIND_EVALUATE, request))
 
     @guarded
+    def Probe(self, request: service_pb2.ProbeRequest, context: Any) -> service_pb2.ProbeResponse:
+        for case in request.spec.cases:
+            for digest in (case.train.pixels_digest, case.training.learning_rates_digest, case.initial_weights_digest):
+                self.artifacts.require(digest, "case")
+        return service_pb2.ProbeResponse(run=self._submit(run_pb2.RUN_KIND_PROBE, request))
+
+    @guarded
+    def DropRecords(self, request: service_pb2.DropRecordsRequest, context: Any) -> service_pb2.DropRecordsResponse:
+        freed = 0
+        for event in self._get(request.run_id).events:
+            if event.WhichOneof("event") == "probe_recorded" and event.probe_recorded.digest:
+                freed += self.artifacts.remove(event.probe_recorded.digest)
+        self.dropped.append(request.run_id)
+        return service_pb2.DropRecordsResponse(freed_bytes=freed)
+
+    @guarded
     def GetRun(self, request: service_pb2.GetRunRequest, context: Any) -> service_pb2.GetRunResponse:
         return service_pb2.GetRunResponse(run=self._get(request.run_id).run)
 
@@ -211,7 +234,8 @@ class FakeService(service_pb2_grpc.TrainingServiceServicer):
             self.most_running = max(self.most_running, len(self.running))
         run.emit(attempt_started=run_pb2.AttemptStarted(resume_step=0))
         run.emit(state_changed=run_pb2.StateChanged(state=run_pb2.RUN_STATE_RUNNING))
-        state = (self._train if isinstance(request, service_pb2.TrainRequest) else self._evaluate)(run, request)
+        kinds = {run_pb2.RUN_KIND_TRAIN: self._train, run_pb2.RUN_KIND_PROBE: self._probe}
+        state = kinds.get(run.run.kind, self._evaluate)(run, request)
         error = None
         if state == run_pb2.RUN_STATE_FAILED:
             error = errors_pb2.Error(reason=errors_pb2.ERROR_REASON_ENGINE_FAILED, message="failed on purpose")
@@ -231,6 +255,14 @@ class FakeService(service_pb2_grpc.TrainingServiceServicer):
         weights = self.artifacts.put(f"weights of {request.run_id}".encode())
         run.emit(result=run_pb2.TrainResult(weights_digest=weights, steps=self.steps))
         return run_pb2.RUN_STATE_SUCCEEDED
+
+    def _probe(self, run: FakeRun, request: service_pb2.ProbeRequest) -> Any:
+        if request.engine in self.probes_failing:
+            return run_pb2.RUN_STATE_FAILED
+        engine = self.probing.get(request.engine, ReferenceEngine)
+        stored = StoredRequest(run_pb2.RUN_KIND_PROBE, request, b"", 0.0, "")
+        tasks.probe(tasks.Work(engine, stored, self.artifacts, run, None, None, 0.0))  # type: ignore[arg-type]
+        return run_pb2.RUN_STATE_CANCELLED if run.cancelled.wait(self.delay) else run_pb2.RUN_STATE_SUCCEEDED
 
     def _evaluate(self, run: FakeRun, request: service_pb2.EvaluateRequest) -> Any:
         for digest in request.spec.weights_digests:

@@ -23,12 +23,16 @@ training: {epochs: 1, batch_size: 8, optimizer: {sgd: {learning_rate: 0.1}}}
 engines: [%s]
 repeats: %d
 cross_evaluate: %s
+verdict: %s
 """
 
 
-def document(*engines: str, repeats: int = 1, cross_evaluate: bool = False) -> str:
-    """A job document."""
-    return DOCUMENT % (", ".join(engines or ("torch",)), repeats, str(cross_evaluate).lower())
+def document(
+    *engines: str, repeats: int = 1, cross_evaluate: bool = False, verdict: str = "{judge: false}", task: str = ""
+) -> str:
+    """A job document, without a verdict unless its section is given."""
+    text = DOCUMENT % (", ".join(engines or ("torch",)), repeats, str(cross_evaluate).lower(), verdict)
+    return f"{text}task: {task}\n" if task else text
 
 
 def npy(array: Any) -> bytes:

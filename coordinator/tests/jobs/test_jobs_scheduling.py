@@ -1,18 +1,17 @@
-"""Which runs may be at work, ids, and the comparison of two records."""
+"""Which runs may be at work, ids, and what the events of a run tell."""
 
 from __future__ import annotations
 
-import math
+import dataclasses
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crosstrain.jobs.comparison import Recorded, compare, recorded
 from crosstrain.jobs.naming import run_id
 from crosstrain.jobs.scheduler import startable
+from crosstrain.judging.reading import recorded
 from crosstrain.store import JobPlace, RunPlace
-from crosstrain_protos.v1 import run_pb2
+from crosstrain_protos.v1 import coordinator_pb2, run_pb2
 
 QUEUED, RUNNING, DONE = run_pb2.RUN_STATE_QUEUED, run_pb2.RUN_STATE_RUNNING, run_pb2.RUN_STATE_SUCCEEDED
 
@@ -23,7 +22,7 @@ def job(name: str, *runs: tuple[str, int], cancelled: bool = False, shared: bool
         RunPlace(f"{name}{index}", name, run_pb2.RUN_KIND_TRAIN, state, "s", device, int(state != QUEUED))
         for index, (device, state) in enumerate(runs)
     ]
-    return JobPlace(name, cancelled, shared, False, places)
+    return JobPlace(name, cancelled, shared, False, runs=places)
 
 
 def chosen(*jobs: JobPlace) -> list[str]:
@@ -75,35 +74,24 @@ def event(**fields: object) -> run_pb2.RunEvent:
     return run_pb2.RunEvent(**fields)  # type: ignore[arg-type]
 
 
+def test_training_waits_for_the_checks_of_probes() -> None:
+    place = job("a", ("x", DONE), ("x", QUEUED))
+    probe = dataclasses.replace(place.runs[0], purpose=coordinator_pb2.RUN_PURPOSE_PROBE, checks_pending=True)
+    train = dataclasses.replace(place.runs[1], purpose=coordinator_pb2.RUN_PURPOSE_TRAIN)
+    assert chosen(dataclasses.replace(place, runs=[probe, train])) == []
+    checked = dataclasses.replace(probe, checks_pending=False)
+    assert chosen(dataclasses.replace(place, runs=[checked, train])) == ["a1"]
+
+
 def test_a_later_attempt_replaces_the_steps_it_repeats() -> None:
     found = recorded(iter([
         event(steps=run_pb2.StepRecords(first_step=0, loss=[1.0, 2.0, 3.0])),
+        event(probe_recorded=run_pb2.ProbeRecorded(case_id="c", step=0, digest="old")),
         event(attempt_started=run_pb2.AttemptStarted(resume_step=1)),
-        event(steps=run_pb2.StepRecords(first_step=1, loss=[5.0])),
+        event(steps=run_pb2.StepRecords(first_step=1, loss=[5.0], learning_rate=[0.1])),
+        event(probe_recorded=run_pb2.ProbeRecorded(case_id="c", step=0, digest="new")),
         event(fingerprint=run_pb2.Fingerprint(facts={"a": "b"})),
     ]))
-    assert found == Recorded({0: 1.0, 1: 5.0}, {"a": "b"})
-
-
-def test_steps_of_both_runs_are_compared() -> None:
-    result = compare(Recorded({0: 1.0, 1: 2.0, 2: 3.0}), Recorded({1: 2.0, 2: 3.0 + 1e-2, 3: 9.0}))
-    assert (result.steps_compared, result.first_different_step, result.horizon_step) == (2, 2, 2)
-    assert result.max_abs_difference == pytest.approx(1e-2)
-    assert not result.losses_equal
-
-
-def test_losses_that_are_not_finite() -> None:
-    result = compare(Recorded({0: math.nan, 1: math.inf, 2: 1.0}), Recorded({0: math.nan, 1: math.inf, 2: math.nan}))
-    assert (result.first_different_step, result.max_abs_difference, result.horizon_step) == (2, math.inf, 2)
-    same = compare(Recorded({0: math.nan}), Recorded({0: math.nan}))
-    assert same.losses_equal
-
-
-def test_signed_zeros_differ_in_bits_but_not_in_size() -> None:
-    result = compare(Recorded({0: 0.0}), Recorded({0: -0.0}))
-    assert (result.losses_equal, result.max_abs_difference, result.horizon_step) == (False, 0.0, -1)
-
-
-def test_runs_without_common_steps() -> None:
-    result = compare(Recorded({0: 1.0}), Recorded({1: 1.0}))
-    assert (result.steps_compared, result.max_difference_step, result.first_different_step) == (0, -1, -1)
+    assert found.steps.tolist() == [0, 1]
+    assert found.losses.tolist() == [1.0, 5.0]
+    assert (found.facts, found.probes) == ({"a": "b"}, {"c": {0: "new"}})

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import grpc
 
 from crosstrain.jobs import JobCreator, compare_runs
+from crosstrain.judging.pool import Pool
 from crosstrain.registry import Registry, resolve
 from crosstrain.store import Store
 from crosstrain_protos.v1 import coordinator_pb2, coordinator_pb2_grpc
@@ -23,10 +24,11 @@ MAX_PAGE = 1000
 class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
     """Errors are raised; the interceptor turns them into statuses."""
 
-    def __init__(self, store: Store, registry: Registry, creator: JobCreator) -> None:
+    def __init__(self, store: Store, registry: Registry, creator: JobCreator, comparing: Pool) -> None:
         self._store = store
         self._registry = registry
         self._creator = creator
+        self._comparing = comparing
         self._watchers = threading.BoundedSemaphore(MAX_WATCHERS)
         self._counting = threading.Lock()
         #: Streams of WatchJob that are open.
@@ -106,8 +108,8 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
     def CompareRuns(
         self, request: coordinator_pb2.CompareRunsRequest, context: grpc.ServicerContext
     ) -> coordinator_pb2.CompareRunsResponse:
-        """Compares two finished training runs."""
-        return compare_runs(self._store, request.run_id_a, request.run_id_b)
+        """Compares two finished runs."""
+        return compare_runs(self._comparing, request.run_id_a, request.run_id_b)
 
     def ListEngines(
         self, request: coordinator_pb2.ListEnginesRequest, context: grpc.ServicerContext

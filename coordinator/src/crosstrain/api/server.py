@@ -12,7 +12,8 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from crosstrain.artifacts import ArtifactStore
-from crosstrain.jobs import Datasets, JobCreator, Planner, Scheduler
+from crosstrain.jobs import Datasets, JobCreator, Judgement, Planner, Scheduler
+from crosstrain.judging.pool import Pool
 from crosstrain.metrics import CoordinatorMetrics
 from crosstrain.registry import MESSAGE_LIMIT, Channels, Registry
 from crosstrain.rpc import ErrorInterceptor
@@ -51,8 +52,16 @@ class CoordinatorServer:
         data_dir = Path(settings.data_dir) if settings.data_dir else None
         datasets = Datasets(self.artifacts, state / "imported", data_dir)
         planner = Planner(self.artifacts, self.registry, datasets)
-        self._scheduler = Scheduler(self.store, self.artifacts, self.registry, settings.patience_seconds)
-        self._servicer = CoordinatorServicer(self.store, self.registry, JobCreator(self.store, planner))
+        # Half of the cores: engines are at work meanwhile. Comparisons that somebody waits for come beside them.
+        judges = max(1, min(4, available_cores() // 2))
+        pool = Pool(settings.database, settings.artifacts, judges)
+        judgement = Judgement(self.store, self.artifacts, self.registry, pool, judges)
+        self._comparing = Pool(settings.database, settings.artifacts, judges)
+        self._scheduler = Scheduler(
+            self.store, self.artifacts, self.registry, judgement, settings.patience_seconds
+        )
+        creator = JobCreator(self.store, planner)
+        self._servicer = CoordinatorServicer(self.store, self.registry, creator, self._comparing)
         self._health = health.HealthServicer()
         self._server = self._build()
         try:
@@ -103,6 +112,7 @@ class CoordinatorServer:
             self._exposition.close()
         self.registry.stop()
         self._scheduler.stop()
+        self._comparing.close()
         self._channels.close()
         self.store.close()
 
@@ -126,6 +136,11 @@ class CoordinatorServer:
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         reflection.enable_server_reflection([*_names(), health.SERVICE_NAME, reflection.SERVICE_NAME], server)
         return server
+
+
+def available_cores() -> int:
+    """How many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _names() -> tuple[str, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
+import io
 import os
 import tempfile
 from collections.abc import Iterable, Iterator
@@ -147,6 +148,41 @@ class ArtifactStore:
                 raise CrosstrainError("INVALID_DATA", f"{field}: the array has {len(shape)} dimensions, not 1", field)
             while block := file.read(CHUNK - CHUNK % dtype.itemsize):
                 yield np.frombuffer(block, dtype=dtype)
+
+    def array_head(self, digest: str, rows: int, field: str) -> NDArray[Any]:
+        """The first ``rows`` rows of a ``.npy`` artifact; errors as for :meth:`array_header`."""
+        with self._array_file(digest, field) as file:
+            shape, dtype = self._header(file, digest, field)
+            shape = (min(rows, shape[0]), *shape[1:])
+            data = file.read(int(np.prod(shape)) * dtype.itemsize)
+        return np.frombuffer(data, dtype=dtype).reshape(shape)
+
+    def array(self, digest: str, field: str) -> NDArray[Any]:
+        """A whole ``.npy`` artifact, its bytes checked first; mapped into memory where the storage is a folder.
+
+        Raises:
+            CrosstrainError: ``ARTIFACT_NOT_FOUND``, ``ARTIFACT_CORRUPT``, or ``INVALID_DATA`` if it is no
+                ``.npy`` file.
+        """
+        if not self._local:
+            source: Any = io.BytesIO(self.get(digest, field))
+        else:
+            for _chunk in self.read(digest, 0, field):
+                pass
+            source = self.path(digest)
+        try:
+            found = np.load(source, mmap_mode="r" if self._local else None, allow_pickle=False)
+        except (ValueError, OSError, EOFError) as error:
+            message = f"{field}: artifact {digest} is no .npy file: {type(error).__name__}"
+            raise CrosstrainError("INVALID_DATA", message, field) from error
+        if not isinstance(found, np.ndarray):
+            raise CrosstrainError("INVALID_DATA", f"{field}: artifact {digest} holds no single array", field)
+        return found
+
+    def remove(self, digest: str) -> None:
+        """Removes an artifact, if it is stored."""
+        with contextlib.suppress(FileNotFoundError):
+            self._fs.rm_file(self.path(digest))
 
     def _array_file(self, digest: str, field: str) -> IO[bytes]:
         try:

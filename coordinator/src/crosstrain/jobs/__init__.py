@@ -3,7 +3,8 @@
 from .comparison import compare_runs
 from .creation import JobCreator
 from .datasets import Datasets
+from .judgement import Judgement
 from .planning import Planner
 from .scheduler import Scheduler
 
-__all__ = ["Datasets", "JobCreator", "Planner", "Scheduler", "compare_runs"]
+__all__ = ["Datasets", "JobCreator", "Judgement", "Planner", "Scheduler", "compare_runs"]

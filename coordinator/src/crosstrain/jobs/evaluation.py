@@ -17,7 +17,7 @@ def evaluation_runs(store: Store, job_id: str) -> list[NewRun]:
     runs = [
         store.jobs.run(record.run.run_id)
         for record in store.jobs.job(job_id).runs
-        if record.run.kind == run_pb2.RUN_KIND_TRAIN
+        if is_training(record)
         and record.run.state == run_pb2.RUN_STATE_SUCCEEDED
         and record.repeat == 0
     ]
@@ -46,11 +46,36 @@ def evaluation_runs(store: Store, job_id: str) -> list[NewRun]:
                 engine_version=row.engine_version,
                 device_key=row.device_key,
                 request=request.SerializeToString(deterministic=True),
+                purpose=coordinator_pb2.RUN_PURPOSE_EVALUATE,
             )
         )
     return planned
 
 
+def is_training(record: coordinator_pb2.JobRun) -> bool:
+    """Whether a run is a training that the job asked for."""
+    return (
+        record.run.kind == run_pb2.RUN_KIND_TRAIN and record.purpose != coordinator_pb2.RUN_PURPOSE_ENVELOPE
+    )
+
+
+#: Runs that only serve the verdict: a job does not fail with them.
+FOR_THE_VERDICT = frozenset(
+    {
+        coordinator_pb2.RUN_PURPOSE_PROBE,
+        coordinator_pb2.RUN_PURPOSE_ENVELOPE,
+        coordinator_pb2.RUN_PURPOSE_FLIP,
+    }
+)
+
+
 def first_failure(job: coordinator_pb2.Job) -> coordinator_pb2.JobRun | None:
-    """The first run of a job, in order, that did not succeed."""
-    return next((record for record in job.runs if record.run.state != run_pb2.RUN_STATE_SUCCEEDED), None)
+    """The first run of a job, in order, that did not succeed, apart from those that only serve the verdict."""
+    return next(
+        (
+            record
+            for record in job.runs
+            if record.run.state != run_pb2.RUN_STATE_SUCCEEDED and record.purpose not in FOR_THE_VERDICT
+        ),
+        None,
+    )

@@ -131,6 +131,8 @@ class RunFollower:
         try:
             if isinstance(request, service_pb2.TrainRequest):
                 run = stub.Train(request, timeout=120.0).run
+            elif isinstance(request, service_pb2.ProbeRequest):
+                run = stub.Probe(request, timeout=120.0).run
             else:
                 run = stub.Evaluate(request, timeout=120.0).run
         except grpc.RpcError as error:

@@ -60,6 +60,11 @@ def check_training(
     _require(offer, spec.execution, needed, field)
 
 
+def records_probes(offer: Offer) -> bool:
+    """Whether the engine can record the values inside a step."""
+    return _supports(offer, "probe")
+
+
 def check_evaluation(offer: Offer, execution: training_pb2.Execution, model: Model, field: str) -> None:
     """The same for an evaluation."""
     needed = capabilities.features_of_model(model) | capabilities.features_of_execution(_execution(execution))

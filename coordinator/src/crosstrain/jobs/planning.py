@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import io
 from dataclasses import dataclass
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from crosstrain import spec as documents
 from crosstrain.artifacts import ArtifactStore
 from crosstrain.registry import Offer, Registry, resolve
-from crosstrain.store import NewJob, NewRun
+from crosstrain.store import NewJob, NewRun, VerdictStage
 from crosstrain_protos.v1 import coordinator_pb2, data_pb2, run_pb2
 from crosstrain_service import convert, weights
 from crosstrain_service.errors import CrosstrainError, invalid_field
 from crosstrain_service.model import Model
 
 from .datasets import Datasets, JobData
-from .placement import check_evaluation, check_training, choose_device
-from .runs import evaluate_run, train_run
+from .placement import check_evaluation, check_training, choose_device, records_probes
+from .probes import ProbePlanner, npy
+from .runs import evaluate_run, probe_run, train_run
 
 MAX_DOCUMENT = 1 << 20
 MAX_RUNS = 1000
@@ -93,33 +89,41 @@ class Planner:
             if dataset is not None:
                 convert.dataset(dataset, model, name)
         rates = documents.learning_rates(spec, documents.training_rows(spec, train.samples)).astype("<f8")
-        rates_digest = self.artifacts.put(_npy(rates))
+        rates_digest = self.artifacts.put(npy(rates))
         weights_digest = self._initial_weights(spec, model)
+        probes = ProbePlanner(self.artifacts, spec, model)
         runs: list[list[NewRun]] = []
+        probed: list[NewRun] = []
         for index, offer in enumerate(offers):
             wanted = spec.engines[index]
             message = documents.train_spec(spec, model, train, test, rates_digest, weights_digest, wanted)
             device = choose_device(message.execution, offer, f"engines[{index}]")
             check_training(offer, message, model, rates, f"engines[{index}]")
-            runs.append(
-                [
-                    train_run(job_id, offer, repeat, message, self.registry.device_key(offer, *device))
-                    for repeat in range(spec.repeats_of(wanted))
-                ]
-            )
+            key = self.registry.device_key(offer, *device)
+            if spec.judged and spec.verdict.probe and records_probes(offer):
+                probe = run_pb2.ProbeSpec(cases=probes.cases(message, rates), execution=message.execution)
+                probed.append(probe_run(job_id, offer, probe, key))
+            if spec.task == "train":
+                runs.append(
+                    [train_run(job_id, offer, repeat, message, key) for repeat in range(spec.repeats_of(wanted))]
+                )
         # Repeats go round the engines, so that a slow change of the machine meets all alike.
-        ordered = [of[repeat] for repeat in range(spec.repeats) for of in runs if repeat < len(of)]
-        if not 1 <= len(ordered) <= MAX_RUNS:
-            raise CrosstrainError("LIMIT_EXCEEDED", f"the job has {len(ordered)} runs, not 1 to {MAX_RUNS}", "repeats")
+        ordered = probed + [of[repeat] for repeat in range(spec.repeats) for of in runs if repeat < len(of)]
+        if len(ordered) > MAX_RUNS:
+            raise CrosstrainError("LIMIT_EXCEEDED", f"the job has {len(ordered)} runs, at most {MAX_RUNS}", "repeats")
+        if not ordered:
+            raise CrosstrainError("UNSUPPORTED", "none of the engines records probes", "engines")
         job = self._job(job_id, spec, train, test)
         job.initial_weights_digest = weights_digest
         job.learning_rates_digest = rates_digest
+        stage = VerdictStage.FOLLOW if spec.task == "train" else VerdictStage.JUDGE
         return NewJob(
             job,
             body_digest,
             ordered,
             shared_devices=bool(getattr(spec.devices, "shared", False)),
-            evaluation_pending=bool(spec.cross_evaluate and test is not None),
+            evaluation_pending=bool(spec.task == "train" and spec.cross_evaluate and test is not None),
+            verdict_stage=stage if spec.judged else VerdictStage.NONE,
         )
 
     def _evaluation(
@@ -181,9 +185,3 @@ def _check_remarks(request: coordinator_pb2.CreateJobRequest) -> None:
             raise invalid_field(f"{field}.severity", f"{remark.severity[:40]!r} is neither info nor warning")
         if len(remark.text) > MAX_REMARK or not remark.text.isprintable():
             raise invalid_field(f"{field}.text", f"is not one printable line of at most {MAX_REMARK} characters")
-
-
-def _npy(values: NDArray[Any]) -> bytes:
-    buffer = io.BytesIO()
-    np.save(buffer, values, allow_pickle=False)
-    return buffer.getvalue()

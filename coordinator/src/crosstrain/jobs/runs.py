@@ -2,37 +2,101 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from crosstrain.registry import Offer
-from crosstrain.store import NewRun
-from crosstrain_protos.v1 import run_pb2, service_pb2
+from crosstrain.store import NewRun, RunRow
+from crosstrain_protos.v1 import coordinator_pb2, run_pb2, service_pb2
 
 from .naming import run_id
+from .requests import Request
 
 
 def train_run(job_id: str, offer: Offer, repeat: int, spec: run_pb2.TrainSpec, device_key: str) -> NewRun:
     """A training run."""
     name = run_id(job_id, offer.engine.name, offer.engine.version, str(repeat))
     request = service_pb2.TrainRequest(run_id=name, engine=offer.engine.name, spec=spec)
-    return _run(name, run_pb2.RUN_KIND_TRAIN, repeat, offer, device_key, request)
+    return _run(run_pb2.RUN_KIND_TRAIN, coordinator_pb2.RUN_PURPOSE_TRAIN, repeat, offer, device_key, request)
 
 
 def evaluate_run(job_id: str, offer: Offer, spec: run_pb2.EvaluateSpec, device_key: str) -> NewRun:
     """An evaluation run."""
     name = run_id(job_id, offer.engine.name, offer.engine.version, "evaluate")
     request = service_pb2.EvaluateRequest(run_id=name, engine=offer.engine.name, spec=spec)
-    return _run(name, run_pb2.RUN_KIND_EVALUATE, 0, offer, device_key, request)
+    return _run(run_pb2.RUN_KIND_EVALUATE, coordinator_pb2.RUN_PURPOSE_EVALUATE, 0, offer, device_key, request)
+
+
+def probe_run(job_id: str, offer: Offer, spec: run_pb2.ProbeSpec, device_key: str) -> NewRun:
+    """A run whose records are checked."""
+    name = run_id(job_id, offer.engine.name, offer.engine.version, "probe")
+    request = service_pb2.ProbeRequest(run_id=name, engine=offer.engine.name, spec=spec)
+    return _run(run_pb2.RUN_KIND_PROBE, coordinator_pb2.RUN_PURPOSE_PROBE, 0, offer, device_key, request)
+
+
+def envelope_runs(trained: RunRow, request: service_pb2.TrainRequest, weights: Sequence[str]) -> list[NewRun]:
+    """The same training once from each of some initial parameters, without evaluation."""
+    found = []
+    for index, digest in enumerate(weights):
+        moved = service_pb2.TrainRequest()
+        moved.CopyFrom(request)
+        moved.run_id = run_id(trained.job_id, trained.engine, trained.engine_version, f"envelope-{index}")
+        moved.spec.initial_weights_digest = digest
+        moved.spec.ClearField("test")
+        purpose = coordinator_pb2.RUN_PURPOSE_ENVELOPE
+        found.append(_like(trained, run_pb2.RUN_KIND_TRAIN, purpose, index, moved))
+    return found
+
+
+#: What deciding needs: the values that the network computes from, and those that it computes.
+FLIP_GROUPS = ("input", "parameter", "output", "mask", "loss")
+
+
+def flip_run(trained: RunRow, request: service_pb2.TrainRequest, steps: Sequence[int]) -> NewRun:
+    """The first steps of the same training, a few of which are recorded."""
+    spec = request.spec
+    case = run_pb2.ProbeCase(
+        case_id="flip", model=spec.model, train=spec.train, training=spec.training,
+        initial_weights_digest=spec.initial_weights_digest, steps=steps, groups=FLIP_GROUPS,
+    )  # fmt: skip
+    case.training.max_steps = max(steps) + 1
+    name = run_id(trained.job_id, trained.engine, trained.engine_version, "flip")
+    probe = service_pb2.ProbeRequest(
+        run_id=name, engine=trained.engine, spec=run_pb2.ProbeSpec(cases=[case], execution=spec.execution)
+    )
+    return _like(trained, run_pb2.RUN_KIND_PROBE, coordinator_pb2.RUN_PURPOSE_FLIP, 0, probe)
+
+
+def _like(
+    trained: RunRow,
+    kind: run_pb2.RunKind.ValueType,
+    purpose: coordinator_pb2.RunPurpose.ValueType,
+    repeat: int,
+    request: Request,
+) -> NewRun:
+    """A run on the device of another one."""
+    return NewRun(
+        run_id=request.run_id,
+        kind=kind,
+        repeat=repeat,
+        service=trained.service,
+        engine=trained.engine,
+        engine_version=trained.engine_version,
+        device_key=trained.device_key,
+        request=request.SerializeToString(deterministic=True),
+        purpose=purpose,
+    )
 
 
 def _run(
-    name: str,
     kind: run_pb2.RunKind.ValueType,
+    purpose: coordinator_pb2.RunPurpose.ValueType,
     repeat: int,
     offer: Offer,
     device_key: str,
-    request: service_pb2.TrainRequest | service_pb2.EvaluateRequest,
+    request: Request,
 ) -> NewRun:
     return NewRun(
-        run_id=name,
+        run_id=request.run_id,
         kind=kind,
         repeat=repeat,
         service=offer.service,
@@ -41,4 +105,5 @@ def _run(
         device_key=device_key,
         # The same bytes whenever it is sent again, so the service sees the same body.
         request=request.SerializeToString(deterministic=True),
+        purpose=purpose,
     )

@@ -16,8 +16,9 @@ from crosstrain.store import ExecutorLock, JobPlace, RunPlace, Store
 from crosstrain_protos.v1 import coordinator_pb2, errors_pb2, run_pb2, service_pb2, service_pb2_grpc
 from crosstrain_service.errors import CrosstrainError
 
-from .evaluation import evaluation_runs, first_failure
+from .evaluation import first_failure
 from .follower import RunFollower
+from .judgement import Judgement
 
 _LOG = logging.getLogger("crosstrain.jobs")
 #: How often to look for work that another process of the same store brought, seconds.
@@ -38,8 +39,13 @@ def startable(jobs: Iterable[JobPlace]) -> list[RunPlace]:
     chosen = []
     for job in jobs:
         busy: set[str] = set()
+        checking = any(run.checks_pending for run in job.runs) and not job.cancel_requested
         for run in job.runs:
             if run.ended or (job.cancel_requested and not run.submissions):
+                continue
+            if checking and run.purpose == coordinator_pb2.RUN_PURPOSE_TRAIN and not run.submissions:
+                # The checks take processor time, which must not be taken from a run whose time is measured.
+                busy.add(run.device_key)
                 continue
             if job.shared_devices or run.device_key not in taken | busy:
                 chosen.append(run)
@@ -55,10 +61,13 @@ class Scheduler:
     There is nothing to recover after a restart: the first round starts what is unfinished.
     """
 
-    def __init__(self, store: Store, artifacts: ArtifactStore, registry: Registry, patience: float) -> None:
+    def __init__(
+        self, store: Store, artifacts: ArtifactStore, registry: Registry, judgement: Judgement, patience: float
+    ) -> None:
         self._store = store
         self._artifacts = artifacts
         self._registry = registry
+        self._judgement = judgement
         self._patience = patience
         self._lock = ExecutorLock(store.database)
         self._stopping = threading.Event()
@@ -76,6 +85,7 @@ class Scheduler:
         self._store.jobs.work_changed.notify()
         if self._thread.is_alive():
             self._thread.join(timeout=30.0)
+        self._judgement.stop()
 
     def _loop(self) -> None:
         while not self._stopping.is_set():
@@ -99,7 +109,8 @@ class Scheduler:
         for job in jobs:
             if job.cancel_requested:
                 self._cancel(job)
-            if all(run.ended for run in job.runs):
+            self._judgement.tend(job)
+            if all(run.ended and not run.checks_pending for run in job.runs):
                 self._finish_stage(job)
         for run in startable(jobs):
             if run.run_id not in self._followers:
@@ -120,12 +131,9 @@ class Scheduler:
             thread.join(timeout=max(0.0, deadline - time.monotonic()))
 
     def _finish_stage(self, job: JobPlace) -> None:
-        """Adds the evaluations, or ends the job."""
-        if job.evaluation_pending and not job.cancel_requested:
-            runs = evaluation_runs(self._store, job.job_id)
-            self._store.jobs.add_runs(job.job_id, runs)
-            if runs:
-                return
+        """Adds the runs that follow from the first ones, has the job judged, and ends it."""
+        if self._judgement.carry_on(job):
+            return
         if job.cancel_requested:
             self._store.jobs.end_job(job.job_id, coordinator_pb2.JOB_STATE_CANCELLED)
             return

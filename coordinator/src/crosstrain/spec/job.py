@@ -14,6 +14,7 @@ from .document import Path
 from .layers import LayerSpec
 from .optimizers import AdamW, OptimizerSpec
 from .schedule import ScheduleSpec
+from .verdict import VerdictSpec
 
 BUILT_IN = ("cnn2", "cnn3")
 MAX_REPEATS = 100
@@ -159,7 +160,7 @@ class JobSpec(Part):
     """A job: one network, one training, several engines."""
 
     name: Name
-    task: Literal["train", "evaluate"] = "train"
+    task: Literal["train", "evaluate", "check"] = "train"
     model: ModelSpec
     data: DataSpec = DataSpec()
     training: TrainingSpec = TrainingSpec()
@@ -171,6 +172,7 @@ class JobSpec(Part):
     devices: DevicesSpec = DevicesSpec()
     execution: ExecutionSpec = ExecutionSpec()
     cross_evaluate: bool = True
+    verdict: VerdictSpec = VerdictSpec()
     weights: list[Digest] = Field(default_factory=list, max_length=1000)
     initial_weights: Digest | None = None
 
@@ -187,10 +189,13 @@ class JobSpec(Part):
 
     @model_validator(mode="after")
     def _consistent(self) -> JobSpec:
-        if self.task == "train" and self.training.optimizer is None:
+        if self.task != "evaluate" and self.training.optimizer is None:
             raise wrong(("training", "optimizer"), "is missing, for example {sgd: {learning_rate: 0.05}}")
-        if self.task == "train" and self.weights:
+        if self.task != "evaluate" and self.weights:
             raise wrong(("weights",), "belong to the task evaluate; to train on, write initial_weights")
+        if self.task == "check" and not (self.verdict.probe and self.verdict.judge is not False):
+            name = "judge" if self.verdict.probe else "probe"
+            raise wrong(("verdict", name), "must be true: the task check does nothing else")
         if self.task == "evaluate" and not self.weights:
             raise wrong(("weights",), "are missing: the task evaluate needs a list of SHA-256 digests")
         for index, engine in enumerate(self.engines):
@@ -219,6 +224,13 @@ class JobSpec(Part):
         """Whether deterministic kernels are demanded."""
         given = self.execution.deterministic
         return self.mode == "parity" if given is None else given
+
+    @property
+    def judged(self) -> bool:
+        """Whether the job ends with a verdict."""
+        if self.task != "train":
+            return self.task == "check"
+        return self.mode == "parity" if self.verdict.judge is None else self.verdict.judge
 
     def repeats_of(self, engine: str) -> int:
         """How many times an engine (as written in ``engines``) runs."""

@@ -73,7 +73,8 @@ def resolved(spec: JobSpec) -> JobSpec:
     if training.optimizer is not None:
         training = training.model_copy(update={"optimizer": training.optimizer.resolved(spec.native)})
     execution = spec.execution.model_copy(update={"deterministic": spec.deterministic})
-    return spec.model_copy(update={"training": training, "execution": execution})
+    verdict = spec.verdict if spec.task == "evaluate" else spec.verdict.model_copy(update={"judge": spec.judged})
+    return spec.model_copy(update={"training": training, "execution": execution, "verdict": verdict})
 
 
 def _text_keys(document: Document) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from .jobs import JobStore
 from .locks import ExecutorLock
 from .migrate import migrate
 from .progress import TERMINAL_JOB_STATES, TERMINAL_RUN_STATES
-from .rows import JobPlace, NewJob, NewRun, RunPlace, RunRow
+from .rows import JobPlace, NewJob, NewRun, RunPlace, RunRow, VerdictStage
 from .runs import RunStore, SequenceGap
 from .services import ServiceRow, ServiceStore
 
@@ -27,6 +27,7 @@ __all__ = [
     "ServiceRow",
     "ServiceStore",
     "Store",
+    "VerdictStage",
     "migrate",
 ]
 

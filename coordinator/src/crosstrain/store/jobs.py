@@ -13,7 +13,7 @@ from crosstrain_service.errors import CrosstrainError
 from .database import Database
 from .journal import JobJournal, timestamp
 from .progress import TERMINAL_JOB_STATES
-from .rows import JobPlace, NewJob, NewRun, RunPlace, RunRow
+from .rows import JobPlace, NewJob, NewRun, RunPlace, RunRow, VerdictStage
 from .signals import Signal
 from .tables import job_events, job_runs, jobs
 
@@ -49,6 +49,7 @@ class JobStore:
                         cancel_requested=False,
                         shared_devices=new.shared_devices,
                         evaluation_pending=new.evaluation_pending,
+                        verdict_stage=int(new.verdict_stage),
                         record=job.SerializeToString(),
                     )
                 )
@@ -63,12 +64,15 @@ class JobStore:
         return True
 
     def add_runs(self, job_id: str, runs: list[NewRun]) -> None:
-        """Adds the evaluation runs of a job, which are no longer pending then; only once."""
+        """Adds the runs that follow from the first ones; once only, and then the job is to be judged if it is
+        to have a verdict."""
         with self._database.write() as connection:
             journal = JobJournal(connection, job_id)
-            pending = connection.execute(
-                select(jobs.c.evaluation_pending).where(jobs.c.job_id == job_id)
-            ).scalar_one()
+            row = connection.execute(
+                select(jobs.c.evaluation_pending, jobs.c.verdict_stage).where(jobs.c.job_id == job_id)
+            ).one()
+            stage = row.verdict_stage
+            pending = row.evaluation_pending or stage == VerdictStage.FOLLOW
             if pending and journal.state not in TERMINAL_JOB_STATES:
                 count = connection.execute(
                     select(job_runs.c.position)
@@ -77,8 +81,36 @@ class JobStore:
                     .limit(1)
                 ).scalar_one_or_none()
                 _add_runs(connection, journal, job_id, runs, 0 if count is None else count + 1)
-            journal.close(evaluation_pending=False)
+                stage = VerdictStage.JUDGE if stage == VerdictStage.FOLLOW else stage
+            journal.close(evaluation_pending=False, verdict_stage=int(stage))
         self._changed(job_id)
+
+    def set_verdict(self, job_id: str, reached: coordinator_pb2.VerdictReached) -> None:
+        """Stores a job's verdict, with its event; nothing unless the job waits for one."""
+        with self._database.write() as connection:
+            journal = JobJournal(connection, job_id)
+            if self._stage(connection, job_id) != VerdictStage.JUDGE or journal.state in TERMINAL_JOB_STATES:
+                return
+            job = journal.record()
+            job.verdict = reached.verdict
+            job.verdict_digest = reached.digest
+            if reached.HasField("error"):
+                job.verdict_error.CopyFrom(reached.error)
+            journal.append([coordinator_pb2.JobEvent(verdict_reached=reached)])
+            journal.close(job, verdict_stage=int(VerdictStage.CLEAN))
+        self._changed(job_id)
+
+    def records_removed(self, job_id: str) -> None:
+        """Notes that nothing is left to do for a job's verdict."""
+        with self._database.write() as connection:
+            journal = JobJournal(connection, job_id)
+            if self._stage(connection, job_id) == VerdictStage.CLEAN:
+                journal.close(verdict_stage=int(VerdictStage.NONE))
+        self._changed(job_id)
+
+    def _stage(self, connection: Connection, job_id: str) -> int:
+        found = connection.execute(select(jobs.c.verdict_stage).where(jobs.c.job_id == job_id)).scalar_one()
+        return int(found)
 
     def body_digest(self, job_id: str) -> str | None:
         """Digest of the request that created a job; None if there is no such job."""
@@ -182,10 +214,14 @@ class JobStore:
         """All jobs that have not ended, oldest first."""
         with self._database.read() as connection:
             places = {
-                row.job_id: JobPlace(row.job_id, row.cancel_requested, row.shared_devices, row.evaluation_pending)
+                row.job_id: JobPlace(*row)
                 for row in connection.execute(
                     select(
-                        jobs.c.job_id, jobs.c.cancel_requested, jobs.c.shared_devices, jobs.c.evaluation_pending
+                        jobs.c.job_id,
+                        jobs.c.cancel_requested,
+                        jobs.c.shared_devices,
+                        jobs.c.evaluation_pending,
+                        jobs.c.verdict_stage,
                     )
                     .where(jobs.c.state == coordinator_pb2.JOB_STATE_RUNNING)
                     .order_by(jobs.c.position)
@@ -254,6 +290,7 @@ def _add_runs(
                 state=run_pb2.RUN_STATE_QUEUED,
                 create_time=timestamp(journal.now_ns),
             ),
+            purpose=new.purpose,
         )
         connection.execute(
             insert(job_runs).values(
@@ -270,6 +307,8 @@ def _add_runs(
                 sequence_base=0,
                 attempt_base=0,
                 submissions=0,
+                purpose=int(new.purpose),
+                checks_pending=new.checked,
                 request=new.request,
                 record=record.SerializeToString(),
             )

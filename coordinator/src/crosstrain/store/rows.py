@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from dataclasses import dataclass, field
 
 from crosstrain_protos.v1 import coordinator_pb2, run_pb2
@@ -9,9 +10,21 @@ from crosstrain_protos.v1 import coordinator_pb2, run_pb2
 from .progress import TERMINAL_RUN_STATES
 
 
+class VerdictStage(enum.IntEnum):
+    """What is left to do for a job's verdict once its present runs have ended."""
+
+    NONE = 0
+    #: Plan the runs that follow from what the first ones found (envelope, decision flips).
+    FOLLOW = 1
+    #: Judge the job.
+    JUDGE = 2
+    #: Remove the recorded tensors, which the verdict no longer needs.
+    CLEAN = 3
+
+
 @dataclass(frozen=True)
 class NewRun:
-    """A run to be added to a job; ``request`` is a serialized TrainRequest or EvaluateRequest."""
+    """A run to be added to a job; ``request`` is a serialized TrainRequest, EvaluateRequest or ProbeRequest."""
 
     run_id: str
     kind: run_pb2.RunKind.ValueType
@@ -21,6 +34,12 @@ class NewRun:
     engine_version: str
     device_key: str
     request: bytes
+    purpose: coordinator_pb2.RunPurpose.ValueType = coordinator_pb2.RUN_PURPOSE_UNSPECIFIED
+
+    @property
+    def checked(self) -> bool:
+        """Whether its records are to be checked."""
+        return self.purpose == coordinator_pb2.RUN_PURPOSE_PROBE
 
 
 @dataclass(frozen=True)
@@ -32,6 +51,7 @@ class NewJob:
     runs: list[NewRun]
     shared_devices: bool = False
     evaluation_pending: bool = False
+    verdict_stage: VerdictStage = VerdictStage.NONE
 
 
 @dataclass(frozen=True)
@@ -45,6 +65,8 @@ class RunPlace:
     service: str
     device_key: str
     submissions: int
+    purpose: int = coordinator_pb2.RUN_PURPOSE_UNSPECIFIED
+    checks_pending: bool = False
 
     @property
     def ended(self) -> bool:
@@ -85,4 +107,5 @@ class JobPlace:
     cancel_requested: bool
     shared_devices: bool
     evaluation_pending: bool
+    verdict_stage: int = VerdictStage.NONE
     runs: list[RunPlace] = field(default_factory=list)

@@ -118,6 +118,20 @@ class RunStore:
         self._jobs.events_changed.notify(journal.job_id)
         self._jobs.work_changed.notify()
 
+    def checked(self, run_id: str, digest: str = "", error: errors_pb2.Error | None = None) -> None:
+        """Stores what the checks of a probe found, or why there are none; nothing if it was stored before."""
+        with self._open(run_id) as (connection, journal, row, record):
+            if not row.checks_pending:
+                return
+            record.certificate_digest = digest
+            if error is not None:
+                record.certificate_error.CopyFrom(error)
+            journal.run_changed(record)
+            journal.close()
+            _save(connection, record, checks_pending=False)
+        self._jobs.events_changed.notify(journal.job_id)
+        self._jobs.work_changed.notify()
+
     @contextlib.contextmanager
     def _open(self, run_id: str) -> Iterator[tuple[Connection, JobJournal, Any, coordinator_pb2.JobRun]]:
         with self._database.write() as connection:

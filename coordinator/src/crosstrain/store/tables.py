@@ -16,6 +16,7 @@ from sqlalchemy import (
     String,
     Table,
     UniqueConstraint,
+    false,
 )
 
 metadata = MetaData()
@@ -32,6 +33,8 @@ jobs = Table(
     Column("cancel_requested", Boolean, nullable=False),
     Column("shared_devices", Boolean, nullable=False),
     Column("evaluation_pending", Boolean, nullable=False),
+    # See rows.VerdictStage.
+    Column("verdict_stage", Integer, nullable=False, server_default="0"),
     Column("record", LargeBinary, nullable=False),
 )
 
@@ -52,6 +55,9 @@ job_runs = Table(
     Column("sequence_base", BigInteger, nullable=False),
     Column("attempt_base", Integer, nullable=False),
     Column("submissions", Integer, nullable=False),
+    Column("purpose", Integer, nullable=False, server_default="0"),
+    # A probe whose records are still to be checked.
+    Column("checks_pending", Boolean, nullable=False, server_default=false()),
     Column("request", LargeBinary, nullable=False),
     Column("record", LargeBinary, nullable=False),
     UniqueConstraint("job_id", "position"),

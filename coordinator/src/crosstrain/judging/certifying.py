@@ -1,0 +1,113 @@
+"""The checks of one probe run: certificate and causes of every case, kept as one small artifact."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+
+import numpy as np
+
+from crosstrain.compare.causes import Cause, explain
+from crosstrain.compare.certificate import Certificate, Check, NotComparable, certify
+from crosstrain.compare.verdict import CauseEvidence, CertificateEvidence, CheckEvidence, Failure, Worst
+from crosstrain_protos.v1 import run_pb2
+from crosstrain_service.errors import CrosstrainError
+
+from .reading import Arrays, Reader, Recorded, is_native, probe_request
+from .stored import StoredCertificate, to_bytes
+
+#: Recorded values that say what was asked, not what was computed.
+_GIVEN = frozenset({"learning_rate", "input", "labels", "mask"})
+
+
+def certify_run(reader: Reader, run_id: str) -> str:
+    """Checks all cases of a probe run that has ended; returns the digest of what was found.
+
+    A case whose records are missing, damaged or of something else is a failure of that case: it says nothing about
+    the engine.
+    """
+    row = reader.row(run_id)
+    request = probe_request(row)
+    recorded = reader.recorded(run_id)
+    native = is_native(request.spec.execution)
+    precision = recorded.facts.get("maths.precision", "float32")
+    certificates: list[CertificateEvidence] = []
+    causes: list[CauseEvidence] = []
+    failures: list[Failure] = []
+    tensors: dict[str, str] = {}
+    label = f"{row.engine}@{row.engine_version}"
+    for case in request.spec.cases:
+        try:
+            records = _records(reader, recorded, case)
+            problem = reader.problem(case, precision, native)
+            certificate = certify(problem, records, case.case_id)
+            if not certificate.checks:
+                raise NotComparable("there is nothing to check")
+            found = explain(problem, records, certificate)
+        except NotComparable as error:
+            failures.append(Failure(f"{label}, case {case.case_id}", error.reason))
+            continue
+        except CrosstrainError as error:
+            failures.append(Failure(f"{label}, case {case.case_id}", error.message))
+            continue
+        certificates.append(_certificate(certificate, case))
+        causes.extend(_cause(item, case.case_id) for item in found)
+        tensors.update(_digests(case.case_id, records))
+    result = StoredCertificate(
+        run_id, tuple(certificates), tuple(causes), tuple(failures), tensors, precision
+    )
+    return reader.artifacts.put(to_bytes(result))
+
+
+def _records(reader: Reader, recorded: Recorded, case: run_pb2.ProbeCase) -> dict[int, Arrays]:
+    """All recorded steps of a case; raises if one that was asked for is missing or damaged."""
+    if case.case_id in recorded.errors:
+        raise NotComparable(f"the engine failed: {recorded.errors[case.case_id]}")
+    found = recorded.probes.get(case.case_id, {})
+    wanted = [*case.steps, *([-1] if case.HasField("test") else [])]
+    missing = [step for step in wanted if step not in found]
+    if missing:
+        raise NotComparable(f"step {missing[0]} was not recorded")
+    return {step: reader.tensors(found[step], f"{case.case_id}, step {step}") for step in wanted}
+
+
+def _certificate(certificate: Certificate, case: run_pb2.ProbeCase) -> CertificateEvidence:
+    return CertificateEvidence(
+        case.case_id,
+        tuple(case.steps),
+        case.training.batch_size,
+        tuple(_check(check, case.case_id) for check in certificate.checks),
+        certificate.ties,
+        certificate.zeros,
+    )
+
+
+def _check(check: Check, case: str) -> CheckEvidence:
+    return CheckEvidence(
+        check.kind, check.subject, case, check.step, float(check.ratio), check.coordinates, check.found,
+        check.expected, check.bound, check.count, check.size, check.note or check.detail.lstrip(": "),
+    )  # fmt: skip
+
+
+def _cause(cause: Cause, case: str) -> CauseEvidence:
+    worst = None
+    if cause.worst is not None and cause.worst.coordinates is not None:
+        element = cause.worst
+        if element.found is not None and element.expected is not None and element.bound is not None:
+            worst = Worst(element.coordinates or (), element.found, element.expected, element.bound)
+    return CauseEvidence(
+        tuple(cause.ids), cause.title, cause.says, case, cause.step, float(cause.ratio), tuple(cause.where),
+        cause.found_in, cause.restore, cause.unknown, tuple(cause.also), worst,
+    )  # fmt: skip
+
+
+def _digests(case: str, records: Mapping[int, Arrays]) -> dict[str, str]:
+    """Digests of all computed values: equal ones are bitwise equal tensors."""
+    found = {}
+    for step, record in records.items():
+        for name, value in record.items():
+            if name.split("/", 1)[0] not in _GIVEN:
+                array = np.ascontiguousarray(value)
+                head = f"{array.dtype.str} {array.shape} ".encode()
+                found[f"{case}/{step}/{name}"] = hashlib.sha256(head + array.tobytes()).hexdigest()
+    return found

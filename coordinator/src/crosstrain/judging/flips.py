@@ -1,0 +1,52 @@
+"""The first decision that an engine and the reference engine take differently, from the steps both recorded."""
+
+from __future__ import annotations
+
+from crosstrain.compare.certificate.comparison import group
+from crosstrain.compare.freerun.flips import Flip, first_flip
+from crosstrain.compare.numerics import bounds
+from crosstrain_protos.v1 import coordinator_pb2, run_pb2
+from crosstrain_service import convert
+
+from .reading import Reader, probe_request
+
+
+def first_flip_of(
+    reader: Reader, job: coordinator_pb2.Job, trained: coordinator_pb2.JobRun, reference: str
+) -> Flip | None:
+    """The first flip in the steps that both recorded; None if there is none or nothing was recorded.
+
+    Raises:
+        CrosstrainError: a record is missing or damaged.
+    """
+    own = _flip_run(job, trained.run.engine, trained.run.engine_version)
+    other = _flip_run(job, reference, "")
+    if own is None or other is None or own.run.run_id == other.run.run_id:
+        return None
+    case = probe_request(reader.row(own.run.run_id)).spec.cases[0]
+    network = bounds.network_of(convert.model(case.model))
+    mine = reader.recorded(own.run.run_id).probes.get(case.case_id, {})
+    theirs = reader.recorded(other.run.run_id).probes.get(case.case_id, {})
+    for step in sorted(mine.keys() & theirs.keys()):
+        engine = reader.tensors(mine[step], f"step {step} of {own.run.run_id}")
+        wanted = reader.tensors(theirs[step], f"step {step} of {other.run.run_id}")
+        found = first_flip(
+            network, step, engine["input"], group(engine, "parameter"), group(engine, "output"), group(wanted, "output")
+        )
+        if found is not None:
+            return found
+    return None
+
+
+def _flip_run(job: coordinator_pb2.Job, engine: str, version: str) -> coordinator_pb2.JobRun | None:
+    return next(
+        (
+            record
+            for record in job.runs
+            if record.purpose == coordinator_pb2.RUN_PURPOSE_FLIP
+            and record.run.state == run_pb2.RUN_STATE_SUCCEEDED
+            and record.run.engine == engine
+            and version in ("", record.run.engine_version)
+        ),
+        None,
+    )

@@ -1,0 +1,169 @@
+"""Which further runs a job's verdict needs, by what its first runs recorded.
+
+- The envelope: ``verdict.envelope`` training runs of the fastest engine whose checks all hold, from initial
+  parameters moved by one unit in the last place. Fastest means the smallest median step time measured in this job.
+- Decision flips: where an engine's losses depart from those of the reference engine, both record the last steps
+  before that again, to find the first decision that they take differently. Only a few engines, the earliest to
+  depart first, and only as long as repeating the steps and keeping the records stays cheap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from crosstrain import spec as documents
+from crosstrain.compare.freerun.perturbation import perturb
+from crosstrain.compare.freerun.traces import difference
+from crosstrain_protos.v1 import coordinator_pb2, run_pb2, service_pb2
+from crosstrain_service import convert, weights
+from crosstrain_service.errors import CrosstrainError
+
+from . import stored
+from .reading import Reader, Recorded
+
+REFERENCE = "reference"
+#: Engines whose departure is looked into.
+MAX_FLIPS = 4
+#: Steps recorded up to the one at which losses depart: a decision shows in the loss of a later step.
+WINDOW = 4
+#: Steps that the reference records for all those engines together.
+MAX_REFERENCE_STEPS = 12
+#: Time that repeating the steps may take in one engine, seconds.
+MAX_SECONDS = 60.0
+#: What the records of one engine may take, bytes.
+MAX_BYTES = 512 << 20
+
+
+@dataclass
+class FurtherRuns:
+    """``envelope_of`` is the run to repeat from each of ``weights``; ``flips`` maps runs to steps to record."""
+
+    envelope_of: str = ""
+    weights: list[str] = field(default_factory=list)
+    flips: dict[str, list[int]] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON values."""
+        return vars(self)
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A training run of repeat 0 that succeeded; ``certified`` if all checks of its engine hold."""
+
+    record: coordinator_pb2.JobRun
+    recorded: Recorded
+    certified: bool
+    failed: bool
+
+    @property
+    def run_id(self) -> str:
+        """Id of the run."""
+        return self.record.run.run_id
+
+
+def further_runs(reader: Reader, job_id: str) -> FurtherRuns:
+    """The runs to add to a job whose training runs and probes have ended."""
+    job = reader.job(job_id)
+    spec = documents.parse_document(job.document)
+    trained = [_trained(reader, job, record) for record in job.runs if _is_trained(record)]
+    found = FurtherRuns()
+    fastest = fastest_certified(trained)
+    if spec.verdict.envelope and fastest is not None:
+        initial = weights.from_bytes(reader.artifacts.get(job.initial_weights_digest, "initial weights"))[0]
+        found.envelope_of = fastest.run_id
+        found.weights = [
+            reader.artifacts.put(weights.to_bytes(perturb(initial, seed))) for seed in range(spec.verdict.envelope)
+        ]
+    if spec.verdict.probe and not spec.native:
+        found.flips = flips(reader, trained)
+    return found
+
+
+def fastest_certified(trained: Sequence[Trained]) -> Trained | None:
+    """The engine with the smallest median step time among those whose checks hold; None if there is none."""
+    times = [(item.recorded.median_seconds, place) for place, item in enumerate(trained) if item.certified]
+    known = [(seconds, place) for seconds, place in times if seconds is not None]
+    return trained[min(known)[1]] if known else None
+
+
+def flips(reader: Reader, trained: Sequence[Trained]) -> dict[str, list[int]]:
+    """Steps to record by run: windows before the departures, and in the reference all of these steps."""
+    reference = next((item for item in trained if item.record.run.engine == REFERENCE), None)
+    if reference is None:
+        return {}
+    departed = []
+    for item in trained:
+        if item is not reference and not item.failed:
+            step = difference(reference.recorded.trace, item.recorded.trace).departed_step
+            if step >= 0:
+                departed.append((step, item))
+    departed.sort(key=lambda pair: pair[0])
+    found: dict[str, list[int]] = {}
+    both: set[int] = set()
+    for step, item in departed:
+        if len(found) == MAX_FLIPS or not _quick(reference, step) or not _quick(item, step):
+            continue
+        count = min(WINDOW, step + 1, _affordable(reader, item))
+        steps = list(range(step - count + 1, step + 1))
+        if steps and len(both | set(steps)) <= min(MAX_REFERENCE_STEPS, _affordable(reader, reference)):
+            found[item.run_id] = steps
+            both |= set(steps)
+    if found:
+        found[reference.run_id] = sorted(both)
+    return found
+
+
+def _quick(item: Trained, step: int) -> bool:
+    return (item.recorded.median_seconds or 0.0) * step <= MAX_SECONDS
+
+
+def _affordable(reader: Reader, item: Trained) -> int:
+    """How many steps fit into the room for records."""
+    spec = service_pb2.TrainRequest.FromString(reader.row(item.run_id).request).spec
+    model = convert.model(spec.model)
+    values = sum(int(np.prod(shape)) for shape in model.output_shapes().values()) + int(np.prod(model.input_shape))
+    parameters = sum(int(np.prod(shape)) for shape in model.parameter_shapes().values())
+    size = 8 if item.recorded.facts.get("maths.precision") == "float64" else 4
+    return MAX_BYTES // (size * (values * spec.training.batch_size + parameters))
+
+
+def _is_trained(record: coordinator_pb2.JobRun) -> bool:
+    return (
+        record.run.kind == run_pb2.RUN_KIND_TRAIN
+        and record.purpose != coordinator_pb2.RUN_PURPOSE_ENVELOPE
+        and record.run.state == run_pb2.RUN_STATE_SUCCEEDED
+        and record.repeat == 0
+    )
+
+
+def _trained(reader: Reader, job: coordinator_pb2.Job, record: coordinator_pb2.JobRun) -> Trained:
+    certified = failed = False
+    probe = probe_of(job, record)
+    if probe is not None and probe.certificate_digest:
+        try:
+            data = reader.artifacts.get(probe.certificate_digest, "certificate")
+            found = stored.from_bytes(data, "certificate")
+            certified = found.holds
+            failed = any(item.failed for item in found.certificates)
+        except CrosstrainError:
+            pass  # the verdict will say so
+    return Trained(record, reader.recorded(record.run.run_id), certified, failed)
+
+
+def probe_of(job: coordinator_pb2.Job, record: coordinator_pb2.JobRun) -> coordinator_pb2.JobRun | None:
+    """The probe of a run's engine in the same job."""
+    key = (record.run.engine, record.run.engine_version)
+    return next(
+        (
+            other
+            for other in job.runs
+            if other.purpose == coordinator_pb2.RUN_PURPOSE_PROBE
+            and (other.run.engine, other.run.engine_version) == key
+        ),
+        None,
+    )
