@@ -147,8 +147,8 @@ def _backward(layer: Layer, step: int, x: np.ndarray, found: np.ndarray | None, 
     if not number:
         return check
     detail = f"{check.detail}; {number} of the {check.count} are at ties or exact zeros"
-    counts = {"zeros": number} if isinstance(layer, Relu) else {"ties": number}
-    return dataclasses.replace(check, detail=detail, **counts)
+    zeros = number if isinstance(layer, Relu) else 0
+    return dataclasses.replace(check, detail=detail, zeros=zeros, ties=number - zeros)
 
 
 def with_fast(layer: Layer, check: Check, found: np.ndarray | None, wanted: Bounded) -> Check:

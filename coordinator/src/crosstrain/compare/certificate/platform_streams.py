@@ -24,7 +24,7 @@ class Data(NamedTuple):
 
     def inputs(self, rows: np.ndarray) -> np.ndarray:
         """Network inputs of some rows, float32: one correctly rounded division."""
-        return self.pixels[rows].astype(np.float32) / np.float32(self.divisor)
+        return np.asarray(self.pixels[rows].astype(np.float32) / np.float32(self.divisor))
 
 
 def rows_of_step(samples: int, training: Training, step: int) -> np.ndarray:

@@ -210,7 +210,7 @@ def _fan_in(layer: Layer, params: Arrays) -> int:
 def tied(layer: Layer, x: np.ndarray) -> np.ndarray:
     """Which elements of a layer's input take part in a tie: zeros of a ReLU, equal maxima of a window."""
     if isinstance(layer, Relu):
-        return x == 0
+        return np.asarray(x == 0)
     if not isinstance(layer, Pool) or layer.kind != "max":
         return np.zeros(x.shape, dtype=bool)
     window = (layer.kernel, layer.stride, layer.pad_begin, layer.pad_end, layer.round_mode)

@@ -16,6 +16,8 @@ def _spread(per_channel: Any, like: np.ndarray) -> np.ndarray:
 
 def _batch_norm_parts(layer: BatchNorm, x: Bounded, trace: Trace, arithmetic: Arithmetic) -> Any:
     """(1 / sqrt(var + eps), normalised input, bound of its error, relative bound of the inverse root)."""
+    if trace.statistics is None:
+        raise ValueError(f"layer {layer.name}: no statistics were used")
     mean, variance = trace.statistics
     inverse = 1.0 / np.sqrt(variance + layer.eps)
     centred = x.value - _spread(mean, x.value)
@@ -48,7 +50,7 @@ def batch_norm_error(
     gamma, beta = (np.abs(params[f"{layer.name}.{part}"]) for part in ("gamma", "beta"))
     _, normalised, error, _ = _batch_norm_parts(layer, x, trace, arithmetic)
     rounding = arithmetic.floor * (np.abs(normalised) * _spread(gamma, y) + _spread(beta, y))
-    return error * _spread(gamma, y) + rounding
+    return np.asarray(error * _spread(gamma, y) + rounding)
 
 
 def batch_norm_backward_error(
@@ -109,7 +111,7 @@ def _window_rounding(layer: LRN, x: np.ndarray, arithmetic: Arithmetic) -> Any:
 def _lrn_relative(layer: LRN, scale: np.ndarray, arithmetic: Arithmetic) -> np.ndarray:
     """Relative bound of scale^-beta: that of the scale times beta, and of a power by logarithm."""
     rounding = _window_rounding(layer, scale, arithmetic)
-    return layer.beta * rounding + arithmetic.floor * (1 + layer.beta * np.abs(np.log(scale)))
+    return np.asarray(layer.beta * rounding + arithmetic.floor * (1 + layer.beta * np.abs(np.log(scale))))
 
 
 def lrn_error(layer: LRN, x: Bounded, y: np.ndarray, arithmetic: Arithmetic) -> np.ndarray:
@@ -119,7 +121,7 @@ def lrn_error(layer: LRN, x: Bounded, y: np.ndarray, arithmetic: Arithmetic) -> 
         power = scale**-layer.beta
         slope = 2 * layer.alpha * layer.beta * np.abs(y) / scale
         error = error + power * x.error + slope * _window_sum(layer, np.abs(x.value) * x.error)
-    return error
+    return np.asarray(error)
 
 
 def lrn_backward_error(layer: LRN, dy: Bounded, x: np.ndarray, moved: np.ndarray, arithmetic: Arithmetic) -> np.ndarray:
@@ -138,4 +140,4 @@ def lrn_backward_error(layer: LRN, dy: Bounded, x: np.ndarray, moved: np.ndarray
     factor = 2 * layer.alpha * layer.beta
     summed = _window_sum(layer, inner)
     shared = np.abs(x) * (_window_sum(layer, inner_error) + rounding * summed)
-    return (size * relative + incoming) * power + factor * (shared + moved * summed)
+    return np.asarray((size * relative + incoming) * power + factor * (shared + moved * summed))

@@ -91,7 +91,8 @@ def convolution_backward(
         )
     }
     if layer.bias:
-        result[layer.name + ".bias"] = Bounded(rows.sum(axis=1), summed * np.abs(rows).sum(axis=1) + incoming.sum(axis=1))
+        error = summed * np.abs(rows).sum(axis=1) + incoming.sum(axis=1)
+        result[layer.name + ".bias"] = Bounded(rows.sum(axis=1), error)
     return Bounded(dx, dx_error + arithmetic.tiny * inputs), result
 
 

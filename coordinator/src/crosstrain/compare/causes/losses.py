@@ -1,0 +1,240 @@
+"""Conventions of the loss and its gradient."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from crosstrain.compare.causes.convention import Convention, Place
+from crosstrain.compare.certificate.comparison import group
+from crosstrain.compare.numerics import bounds
+from crosstrain.compare.numerics.bounds import Bounded
+from crosstrain.compare.numerics.losses import loss_gradient
+from crosstrain_reference import cross_entropy, softmax
+
+_SMALLEST = float(np.finfo(np.float32).tiny)
+
+
+@dataclass(frozen=True)
+class LossForm:
+    """How loss and gradient come from logits.
+
+    ``clip``: probabilities are kept in [clip, 1 - clip], then, with ``renormalised``, divided by their sum again.
+    ``lowest``: the smallest probability whose logarithm is taken. ``factor``: of loss and gradient;
+    ``gradient_factor``: of the gradient alone. ``penalty`` times the sum of squares of the parameters whose names end
+    in ``penalised`` is added to the loss. ``after``: the loss is that of the updated parameters.
+    """
+
+    clip: float = 0.0
+    renormalised: bool = False
+    lowest: float = 0.0
+    twice: bool = False
+    factor: float = 1.0
+    gradient_factor: float = 1.0
+    penalty: float = 0.0
+    penalised: str = ".weight"
+    after: bool = False
+
+
+def evaluate(form: LossForm, place: Place) -> Bounded:
+    """The loss or its gradient, as the place asks for."""
+    last = place.network.layers[-1].name
+    logits, labels = place.arithmetic.wide(place.record[f"output/{last}"]), place.record["labels"]
+    if place.check.kind == "loss gradient":
+        return _gradient(form, place, logits, labels)
+    incoming = 0.0
+    if form.after:
+        if place.check.subject != "training step":
+            raise ValueError("the recording pass comes before the update")
+        logits, incoming = _logits_after(place)
+    arithmetic = place.arithmetic
+    value = _loss(form, logits, labels)
+    error = arithmetic.floor * (1 + abs(value) + np.abs(logits).max()) + 2 * np.max(incoming)
+    if form.penalty:
+        squares = [np.square(item) for name, item in place.params.items() if name.endswith(form.penalised)]
+        total = form.penalty * math.fsum(float(item.sum()) for item in squares)
+        value, error = value + total, error + arithmetic.sum_of(sum(item.size for item in squares)) * total
+    return Bounded(np.asarray(form.factor * value), form.factor * error)
+
+
+def _logits_after(place: Place) -> tuple[np.ndarray, Any]:
+    arithmetic = place.arithmetic
+    params = {name: arithmetic.wide(value) for name, value in group(place.record, "parameter_after").items()}
+    masks = {name: arithmetic.wide(value) for name, value in group(place.record, "mask").items()}
+    x = Bounded(arithmetic.wide(place.record["input"]))
+    for layer in place.network.layers:
+        x = bounds.forward(layer, x, params, arithmetic, mask=masks.get(layer.name)).output
+    return x.value, x.error
+
+
+def _loss(form: LossForm, logits: np.ndarray, labels: np.ndarray) -> Any:
+    if form.twice:
+        return cross_entropy(softmax(logits), labels)
+    if not form.clip and not form.lowest:
+        return cross_entropy(logits, labels)
+    share = softmax(logits)
+    if form.clip:
+        share = np.clip(share, form.clip, 1 - form.clip)
+    if form.renormalised:
+        share = share / share.sum(axis=1, keepdims=True)
+    chosen = share[np.arange(len(labels)), labels]
+    return -np.log(np.maximum(chosen, form.lowest)).mean()
+
+
+def _gradient(form: LossForm, place: Place, logits: np.ndarray, labels: np.ndarray) -> Bounded:
+    arithmetic = place.arithmetic
+    wanted = loss_gradient(logits, labels, 0.0, arithmetic)
+    share = softmax(logits)
+    rows = np.arange(len(labels))
+    if form.twice:
+        outer = softmax(share)
+        outer[rows, labels] -= 1
+        value = _through_softmax(share, outer / len(labels))
+        top = np.abs(logits).max(axis=1, keepdims=True)
+        size = share * (np.abs(outer) + (share * np.abs(outer)).sum(axis=1, keepdims=True)) / len(labels)
+        wanted = Bounded(value, arithmetic.floor * (3 + top + np.sqrt(logits.shape[1])) * size + arithmetic.tiny)
+    elif form.clip:
+        clipped = np.clip(share, form.clip, 1 - form.clip)
+        inside = (share > form.clip) & (share < 1 - form.clip)
+        chosen = np.zeros_like(share)
+        chosen[rows, labels] = 1
+        outer = -chosen
+        if form.renormalised:
+            outer = clipped / clipped.sum(axis=1, keepdims=True) - chosen
+        # d log p_j / d z_i = [i = j] - p_i.
+        outer = np.where(inside, outer, 0)
+        value = (outer - share * outer.sum(axis=1, keepdims=True)) / len(labels)
+        wanted = Bounded(value, 2 * np.asarray(wanted.error) + arithmetic.floor * share / len(labels))
+    factor = form.factor * form.gradient_factor
+    product = wanted.value * factor
+    return Bounded(product, factor * np.asarray(wanted.error) + (factor != 1) * arithmetic.floor * np.abs(product))
+
+
+def _through_softmax(share: np.ndarray, outer: np.ndarray) -> np.ndarray:
+    return np.asarray(share * (outer - (share * outer).sum(axis=1, keepdims=True)))
+
+
+def _clipped(form: LossForm, place: Place) -> Iterator[LossForm]:
+    for edge in (1e-7, 1e-8, 1e-10, 1e-15):
+        # The upper edge is a float32 too: 1 - 1e-7 is 0.99999988.
+        yield replace(form, clip=edge)
+        yield replace(form, clip=edge, renormalised=True)
+
+
+def _saturated(form: LossForm, place: Place) -> Iterator[LossForm]:
+    if place.check.kind == "loss":
+        yield replace(form, lowest=_SMALLEST)
+
+
+def _summed(form: LossForm, place: Place) -> Iterator[LossForm]:
+    yield replace(form, factor=form.factor * len(place.record["labels"]))
+
+
+def _twice(form: LossForm, place: Place) -> Iterator[LossForm]:
+    yield replace(form, twice=True)
+
+
+def _penalty(form: LossForm, place: Place) -> Iterator[LossForm]:
+    decay = place.problem.training.weight_decay
+    if decay is not None and place.check.kind == "loss":
+        for share in (0.5, 1.0):
+            for end in (".weight", ""):
+                yield replace(form, penalty=share * decay.rate, penalised=end)
+
+
+def _after(form: LossForm, place: Place) -> Iterator[LossForm]:
+    if place.check.kind == "loss":
+        yield replace(form, after=True)
+
+
+def multiples(form: LossForm, place: Place, least: int, inverse: bool) -> Iterator[LossForm]:
+    """The gradient times a whole number, or divided by one, as the engine's values show."""
+    if place.check.kind != "loss gradient":
+        return
+    factor = whole_ratio(place.arithmetic.wide(place.found), evaluate(form, place).value, inverse)
+    if factor:
+        yield replace(form, gradient_factor=form.gradient_factor * factor)
+
+
+def whole_ratio(found: np.ndarray, value: np.ndarray, inverse: bool) -> float | None:
+    """The whole number from 2 on by which ``value`` is multiplied (or divided) in ``found``; None if none."""
+    if found.shape != value.shape:
+        return None
+    square = float(np.square(value).sum())
+    if not square or not np.isfinite(found).all():
+        return None
+    ratio = float((found * value).sum()) / square
+    if inverse:
+        ratio = 1 / ratio if ratio else 0.0
+    whole = round(ratio)
+    if whole < 2 or abs(ratio - whole) > 1e-3 * whole:
+        return None
+    return 1 / whole if inverse else float(whole)
+
+
+CONVENTIONS = (
+    Convention(
+        "loss.clipped_probabilities",
+        "Probabilities clipped",
+        "Probabilities are kept away from 0 and 1 before the logarithm, so that the loss stops at 16.118 and "
+        "badly wrong "
+        "samples get no gradient.",
+        "Keras: clipped to [1e-7, 1 - 1e-7] unless from_logits=True; on Theano always; Keras 3 on PyTorch "
+        "and JAX too.",
+        "Compute the loss from logits: from_logits=True and no softmax layer; on Theano write log-sum-exp by hand.",
+        {"loss": _clipped},
+        2,
+    ),
+    Convention(
+        "loss.saturated_log",
+        "Logarithm stops at the smallest number",
+        "The loss of a sample stops at 87.3365, minus the logarithm of the smallest float32, while its "
+        "gradient stays right.",
+        "Caffe's SoftmaxWithLoss takes log(max(p, FLT_MIN)).",
+        "Watch the logits: the printed loss is wrong, training is not; lower the learning rate if it stays there.",
+        {"loss": _saturated},
+        1,
+    ),
+    Convention(
+        "loss.summed",
+        "Loss summed over the batch",
+        "The loss is the sum over the samples of a batch instead of their mean, so that gradients grow with "
+        "the batch.",
+        "reduction=\"sum\" in PyTorch and Keras; Torch7 with sizeAverage=false; Lasagne leaves the reduction "
+        "to the caller.",
+        "Take the mean: reduction=\"mean\", normalization: VALID in Caffe, .mean() in Theano.",
+        {"loss": _summed},
+        2,
+    ),
+    Convention(
+        "loss.double_softmax",
+        "Softmax applied twice",
+        "Probabilities are taken for logits and go through softmax again, which flattens loss and gradients.",
+        "A softmax layer before nn.CrossEntropyLoss, SoftmaxWithLoss, or a Keras loss with from_logits=True.",
+        "Remove the softmax layer: these losses take logits.",
+        {"loss": _twice},
+        2,
+    ),
+    Convention(
+        "loss.includes_penalty",
+        "Loss includes the penalty",
+        "The reported loss holds the weight decay's penalty besides the cross-entropy.",
+        "Keras and Lasagne regularizers add it to the loss that fit() prints; Caffe and PyTorch do not.",
+        "Report cross-entropy and penalty apart, or subtract the penalty before comparing.",
+        {"loss": _penalty},
+        2,
+    ),
+    Convention(
+        "loss.after_update",
+        "Loss reported after the update",
+        "The reported loss is that of the updated weights: it is off by one step, in reporting only.",
+        "Loops that evaluate the batch again after the update; Keras reports the loss before it.",
+        "Read the loss of the pass that gave the gradients.",
+        {"loss": _after},
+        3,
+    ),
+)
