@@ -12,6 +12,9 @@ from crosstrain.compare.numerics import bounds
 from crosstrain.compare.numerics.bounds import Arithmetic, Arrays, Bounded
 from crosstrain_reference import BatchNorm, Network
 
+# Rows at once: their activations stay in the processor's cache.
+_ROWS = 16
+
 
 def check_evaluation(problem: Problem, network: Network, last: Arrays, record: Arrays) -> Iterator[Check]:
     """Logits in evaluation mode, by bounds carried through the whole network, and batch norm statistics."""
@@ -30,10 +33,15 @@ def check_evaluation(problem: Problem, network: Network, last: Arrays, record: A
     if normalised:
         for name, wanted in population_statistics(problem, network, params, arithmetic).items():
             yield compare("statistics", name, -1, found.get(name), wanted)
-    x = Bounded(arithmetic.wide(problem.test.inputs(np.arange(len(problem.test.labels)))))
-    for layer in network.layers:
-        x = bounds.forward(layer, x, params, arithmetic, train=False, statistics=statistics.get(layer.name)).output
-    yield compare("evaluation", "logits", -1, record.get("logits"), x)
+    parts = []
+    for start in range(0, len(problem.test.labels), _ROWS):
+        rows = np.arange(start, min(start + _ROWS, len(problem.test.labels)))
+        x = Bounded(arithmetic.wide(problem.test.inputs(rows)))
+        for layer in network.layers:
+            x = bounds.forward(layer, x, params, arithmetic, train=False, statistics=statistics.get(layer.name)).output
+        parts.append(Bounded(x.value, np.zeros_like(x.value) + x.error))
+    wanted = Bounded(np.concatenate([x.value for x in parts]), np.concatenate([x.error for x in parts]))
+    yield compare("evaluation", "logits", -1, record.get("logits"), wanted)
 
 
 def population_statistics(

@@ -16,6 +16,7 @@ of whole networks from those of their layers.
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any, NamedTuple
 
@@ -125,6 +126,8 @@ def forward(
         error = normalisation.batch_norm_error(layer, x, y, trace, params, arithmetic)
     elif isinstance(layer, LRN):
         error = normalisation.lrn_error(layer, x, y, arithmetic)
+    elif carried and isinstance(layer, Pool):
+        error = _largest(layer, np.zeros_like(x.value) + x.error)
     elif carried and not isinstance(layer, Relu):
         error = layer.forward(x.error, params, train)[0]
     else:
@@ -178,6 +181,15 @@ def backward(
     if isinstance(layer, Relu) and np.any(moved):
         error = np.where((np.abs(trace.x) <= moved) & (moved > 0), largest, error)
     return Bounded(dx, error), {}
+
+
+def _largest(layer: Pool, error: np.ndarray) -> np.ndarray:
+    """The largest error in every window."""
+    window = (layer.kernel, layer.stride, layer.pad_begin, layer.pad_end, layer.round_mode)
+    geometry = Geometry("largest error", error.shape[2:], *window)
+    padded = geometry.padded(error, 0.0)
+    every = (slice(None), slice(None))
+    return np.asarray(functools.reduce(np.maximum, (padded[every + geometry.at(at)] for at in geometry.offsets())))
 
 
 def _open_windows(layer: Pool, x: np.ndarray, moved: np.ndarray, largest: np.ndarray) -> np.ndarray:
