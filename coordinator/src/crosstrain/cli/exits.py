@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 OK = 0
-#: Reserved: the engines did not compute the same (see the verdict).
+#: The engines did not compute the same (see the verdict).
 MISMATCH = 1
-#: Reserved: not enough evidence for a verdict.
+#: Not enough evidence for a verdict.
 INCONCLUSIVE = 2
 #: Something could not run: an engine failed or was refused, data or document cannot be used, no coordinator.
 COULD_NOT_RUN = 3

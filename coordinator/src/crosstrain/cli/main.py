@@ -13,15 +13,15 @@ import typer
 from . import exits, options
 from .output import Output
 
-_EXITS = """Exit codes: 0 ok; 3 something could not run (an engine failed or was refused, the document or data
-cannot be used, no coordinator); 64 wrong usage; 130 interrupted; 1 (mismatch) and 2 (inconclusive) are
-reserved for the verdict."""
+_EXITS = """Exit codes: 0 ok, and where there is a verdict, the same function (IDENTICAL, ROUNDING); 1 MISMATCH;
+2 INCONCLUSIVE; 3 something could not run or be compared (an engine failed or was refused, the document or data
+cannot be used, artifacts are damaged, no coordinator); 64 wrong usage; 130 interrupted."""
 
 app = typer.Typer(
     name="crosstrain",
-    help="Trains one network, from one job file, in many frameworks, and compares what they computed.\n\n"
+    help="Trains one network, from one job file, in many frameworks, and says whether they computed the same.\n\n"
     "Start with 'crosstrain doctor' (what can run here), 'crosstrain demo' (a first comparison), then write "
-    "a job file and 'crosstrain run' it.",
+    "a job file, 'crosstrain check' it (a minute, no training) and 'crosstrain run' it.",
     epilog=_EXITS,
     no_args_is_help=True,
     add_completion=False,
@@ -81,11 +81,21 @@ def run(
     job_id: options.ChosenId = "",
     skip_unavailable: options.SkipUnavailable = False,
     remote_data: options.RemoteData = False,
+    verdict: Annotated[
+        bool,
+        typer.Option("--verdict/--no-verdict", help="Judge the job; --no-verdict trains and evaluates only."),
+    ] = True,
     coordinator: options.Coordinator = "",
     state_dir: options.StateDir = None,
     json: options.Json = False,
 ) -> None:
-    """Run a job to its end, write its results and print the comparison.
+    """Run a job to its end, write its results and print the comparison and the verdict.
+
+    The verdict says whether the engines computed the same function: IDENTICAL (bitwise), ROUNDING (only
+    floating-point rounding differs), MISMATCH (with layer, step and cause), or INCONCLUSIVE (with what to do next).
+    It rests on recorded steps checked piece by piece, on training runs from weights moved by one unit in the
+    last place, and on the first decision that two engines take differently; what of that is done, the section
+    'verdict' of the job file says (docs/jobs.md). Exit codes 0, 1, 2, 3 make it a gate in CI.
 
     Without a running coordinator, what the job needs is started here and stopped at the end. Ctrl-C
     cancels the job.
@@ -95,8 +105,113 @@ def run(
     from . import running
 
     output = Output(json)
-    code = running.run(output, job, results, job_id, skip_unavailable, remote_data, coordinator, state_dir)
+    code = running.run(
+        output, job, results, job_id, skip_unavailable, remote_data, coordinator, state_dir, verdict
+    )
     raise typer.Exit(code)
+
+
+@app.command()
+def check(
+    job: options.JobFile,
+    results: options.Results = None,
+    engine: Annotated[
+        list[str] | None,
+        typer.Option("--engine", help="Check this engine, not those of the job file (may be repeated)."),
+    ] = None,
+    semantics: Annotated[
+        str,
+        typer.Option(help="canonical or native. Default: the job file's. See also 'crosstrain migrate'."),
+    ] = "",
+    skip_unavailable: options.SkipUnavailable = False,
+    coordinator: options.Coordinator = "",
+    state_dir: options.StateDir = None,
+    json: options.Json = False,
+) -> None:
+    """Check a few steps of a job in every engine, piece by piece, without training. Takes about a minute.
+
+    Every engine trains a few steps of a small batch on its real path and records each layer's output and
+    gradient, all parameters and the optimizer's state. Each piece is then compared with reference arithmetic
+    applied to the engine's own inputs of that piece, within a derived rounding bound. A piece that fails is named
+    with its cause, where one of the known conventions explains it, and what restores parity.
+
+    Examples: 'crosstrain check job.yaml', 'crosstrain check job.yaml --engine torch --engine lasagne'.
+    """
+    from . import running
+
+    output = Output(json)
+    code = running.check(
+        output, job, results, engine or [], semantics, skip_unavailable, coordinator, state_dir
+    )
+    raise typer.Exit(code)
+
+
+@app.command()
+def migrate(
+    job: options.JobFile,
+    origin: Annotated[str, typer.Option("--from", metavar="ENGINE", help="Where the job runs today.")],
+    target: Annotated[str, typer.Option("--to", metavar="ENGINE", help="Where it is to run.")],
+    results: options.Results = None,
+    coordinator: options.Coordinator = "",
+    state_dir: options.StateDir = None,
+    json: options.Json = False,
+) -> None:
+    """Say what would change if a job moved from one framework to another with its defaults.
+
+    Both engines take a few steps with their own conventions and default constants (native semantics); nothing is
+    trained. Listed is each convention in which one of them differs, and the setting that restores parity.
+    Exit code 0 if nothing would change, 1 if something would.
+
+    Example: 'crosstrain migrate job.yaml --from keras-theano --to torch'.
+    """
+    from . import migration
+
+    output = Output(json)
+    raise typer.Exit(migration.migrate(output, job, origin, target, results, coordinator, state_dir))
+
+
+@app.command()
+def compare(
+    first: Annotated[str, typer.Argument(metavar="RUN", help="A finished run: RUN, JOB or JOB/ENGINE.")],
+    second: Annotated[str, typer.Argument(metavar="RUN", help="The one to compare it with.")],
+    results: Annotated[
+        Path | None, typer.Option("--results", help="Folder for verdict.json, verdict.junit.xml and report.html.")
+    ] = None,
+    coordinator: options.Coordinator = "",
+    state_dir: options.StateDir = None,
+    json: options.Json = False,
+) -> None:
+    """Judge any two finished runs: engines, versions of one engine, thread counts, today and last month.
+
+    Compared is what is stored: losses step by step, environments, final weights, and what the checks of the
+    engines' probes found. JOB means the job's only engine, or the one that both jobs have in common. Runs of jobs that
+    ask for different things (data, network, seed, ...) are not compared. Exit codes as for 'run'.
+
+    Examples: 'crosstrain compare nightly-41/torch nightly-42/torch', 'crosstrain compare nightly-42/torch
+    nightly-42/tensorflow'.
+    """
+    from . import verdicts
+
+    raise typer.Exit(verdicts.compare(Output(json), first, second, results, coordinator, state_dir))
+
+
+@app.command("verdict")
+def show_verdict(
+    job: options.JobId,
+    results: Annotated[
+        Path | None, typer.Option("--results", help="Write all results of the job there, the report included.")
+    ] = None,
+    coordinator: options.Coordinator = "",
+    state_dir: options.StateDir = None,
+    json: options.Json = False,
+) -> None:
+    """Show the verdict of a job that has ended, again; exit codes as for 'run'.
+
+    Example: 'crosstrain verdict nightly-42 --json | jq .engines[].causes'.
+    """
+    from . import verdicts
+
+    raise typer.Exit(verdicts.verdict(Output(json), job, results, coordinator, state_dir))
 
 
 @app.command()

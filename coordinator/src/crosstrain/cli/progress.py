@@ -7,8 +7,9 @@ import time
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol
 
-from crosstrain.results.names import error_reason, run_state
+from crosstrain.results.names import error_reason, run_state, verdict_name
 from crosstrain.results.records import JobRecord, RunRecord
+from crosstrain.results.runlog import run_part
 from crosstrain_protos.v1 import coordinator_pb2, run_pb2
 
 from .output import console, printable
@@ -69,15 +70,21 @@ class PlainLines(Silent):
 
     def update(self, record: JobRecord, event: coordinator_pb2.JobEvent) -> None:
         """Prints a line if the event is worth one."""
-        if event.WhichOneof("event") != "run_event":
+        kind = event.WhichOneof("event")
+        if kind == "run_changed" and record.runs[event.run_changed.run.run_id].checked:
+            changed = record.runs[event.run_changed.run.run_id]
+            print(printable(f"{title(changed)}: checked"), file=sys.stderr, flush=True)
+        elif kind == "verdict_reached":
+            print(f"verdict: {verdict_name(event.verdict_reached.verdict) or 'none'}", file=sys.stderr, flush=True)
+        if kind != "run_event":
             return
         inner = event.run_event
         run = record.runs[inner.run_id]
         state, shown = self._shown.get(run.run_id, (-1, 0.0))
         now = time.monotonic()
-        kind = inner.WhichOneof("event")
-        epoch = kind == "epoch_ended"
-        if run.state != state or epoch or (kind == "steps" and now - shown > _LINE_SECONDS):
+        happened = inner.WhichOneof("event")
+        epoch = happened == "epoch_ended"
+        if run.state != state or epoch or (happened == "steps" and now - shown > _LINE_SECONDS):
             self._shown[run.run_id] = (run.state, now)
             print(printable(f"{title(run)}: {describe(run, self._total)}"), file=sys.stderr, flush=True)
 
@@ -128,12 +135,15 @@ class LiveTable(Silent):
 
 def title(run: RunRecord) -> str:
     """For example ``torch@2.13.0 #0``."""
-    part = f"#{run.repeat}" if run.kind == run_pb2.RUN_KIND_TRAIN else "evaluate"
-    return f"{run.label} {part}"
+    return f"{run.label} {run_part(run)}"
 
 
 def cells(run: RunRecord, total: int) -> tuple[str, str, str, str, str, str]:
     """Name, state, steps, loss, samples per second and remaining time of a run."""
+    if run.kind == run_pb2.RUN_KIND_PROBE:
+        recorded = sum(event.WhichOneof("event") == "probe_recorded" for event in run.events)
+        state = "checked" if run.checked else run_state(run.state)
+        return title(run), state, f"{recorded} steps", "", "", ""
     if run.kind != run_pb2.RUN_KIND_TRAIN:
         return f"{run.label} eval", run_state(run.state), f"{len(run.evaluations)} done", "", "", ""
     done = run.last_step + 1

@@ -8,7 +8,7 @@ from typing import Any
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from crosstrain.results.names import error_reason, job_state, run_kind, run_state
+from crosstrain.results.names import error_reason, job_state, run_purpose, run_state, verdict_name
 from crosstrain.results.tables import moment
 from crosstrain_protos.v1 import coordinator_pb2, service_pb2
 
@@ -42,12 +42,16 @@ def show(output: Output, job_id: str, coordinator: str, state_dir: Path | None) 
     output.text(f"job {job.job_id} ({job.name}): {job_state(job.state)}, created {_time(job.create_time)}")
     if job.HasField("error"):
         output.text(f"{error_reason(job.error.reason)}: {job.error.message}")
+    if job.verdict_digest:
+        output.text(f"verdict {verdict_name(job.verdict)}; 'crosstrain verdict {job.job_id}' shows it")
+    elif job.HasField("verdict_error"):
+        output.text(f"no verdict: {error_reason(job.verdict_error.reason)}: {job.verdict_error.message}")
     for remark in job.remarks:
         output.text(f"{remark.severity}: {remark.text}")
     rows = [
         (
             record.run.run_id,
-            run_kind(record.run.kind),
+            run_purpose(record.run.kind, record.purpose),
             f"{record.run.engine}@{record.run.engine_version}",
             record.repeat,
             run_state(record.run.state),
@@ -114,11 +118,12 @@ def job_json(job: coordinator_pb2.Job) -> dict[str, Any]:
             "message": job.error.message,
             "field": job.error.field,
         },
+        "verdict": verdict_name(job.verdict) or None,
         "remarks": [{"severity": item.severity, "text": item.text} for item in job.remarks],
         "runs": [
             {
                 "run_id": record.run.run_id,
-                "kind": run_kind(record.run.kind),
+                "kind": run_purpose(record.run.kind, record.purpose),
                 "engine": record.run.engine,
                 "version": record.run.engine_version,
                 "repeat": record.repeat,

@@ -6,19 +6,19 @@ import contextlib
 import secrets
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 
 from crosstrain.client import Client
 from crosstrain.launch.supervise import Supervisor
-from crosstrain.results import JobRecord, check_folder, write_results
-from crosstrain.results.names import job_state
+from crosstrain.results import JobRecord, Results, check_folder, write_results
+from crosstrain.results.names import job_state, verdict_name
 from crosstrain_protos.v1 import coordinator_pb2
 from crosstrain_service.errors import CrosstrainError
 
 from . import connect, showing
-from .exits import INTERRUPTED, CommandError
+from .exits import INTERRUPTED, USAGE, CommandError
 from .jobfile import JobFile, check_plan, import_data, read_job, remark, send_data
 from .output import Output
 from .progress import Progress, progress
@@ -37,10 +37,48 @@ def run(
     remote_data: bool,
     coordinator: str,
     state_dir: Path | None,
+    judge: bool = True,
 ) -> int:
     """Runs a job file to its end and writes its results; returns the exit code."""
-    return execute(
-        output, read_job(path), folder, job_id, skip_unavailable, remote_data, coordinator, state_dir
+    job = read_job(path)
+    if not judge:
+        job = job.with_spec(verdict=job.spec.verdict.model_copy(update={"judge": False}))
+    return execute(output, job, folder, job_id, skip_unavailable, remote_data, coordinator, state_dir)
+
+
+def check(
+    output: Output,
+    path: Path,
+    folder: Path | None,
+    engines: list[str],
+    semantics: str,
+    skip_unavailable: bool,
+    coordinator: str,
+    state_dir: Path | None,
+) -> int:
+    """Checks a few steps of a job in every engine, without training; returns the verdict's exit code."""
+    job = checking(read_job(path), engines, semantics)
+    return execute(output, job, folder, "", skip_unavailable, False, coordinator, state_dir)
+
+
+def checking(job: JobFile, engines: list[str], semantics: str) -> JobFile:
+    """The check of a job: the same network, data and settings, but nothing is trained."""
+    if semantics not in ("", "canonical", "native"):
+        raise CommandError(f"--semantics {semantics!r}: must be canonical or native", USAGE)
+    spec = job.spec
+    chosen = engines or spec.engines
+    compiler = spec.execution.compiler
+    if isinstance(compiler, dict):
+        compiler = {name: value for name, value in compiler.items() if name in chosen}
+    return job.with_spec(
+        name=f"{spec.name[:121]}-check",
+        task="check",
+        engines=chosen,
+        semantics=semantics or spec.semantics,
+        runs_of={},
+        weights=[],
+        execution=spec.execution.model_copy(update={"compiler": compiler}),
+        verdict=spec.verdict.model_copy(update={"judge": True, "probe": True}),
     )
 
 
@@ -53,8 +91,9 @@ def execute(
     remote_data: bool,
     coordinator: str,
     state_dir: Path | None,
+    show: Callable[[Output, Results, dict[str, str]], int] = showing.show_results,
 ) -> int:
-    """Like :func:`run`, with a job that was read already."""
+    """Like :func:`run`, with a job that was read already; ``show`` prints the results and gives the exit code."""
     job_id = job_id or new_job_id(job.spec.name)
     folder = folder or Path("crosstrain-results") / job_id
     check_folder(folder, job.spec.name)
@@ -70,7 +109,7 @@ def execute(
             record = JobRecord(created)
             interrupted = not _follow(client, record, progress(plan.steps if plan else 0, output.json))
             results = write_results(client, created.job_id, folder, record)
-            code = showing.show_results(output, results, left_out)
+            code = show(output, results, left_out)
             return INTERRUPTED if interrupted else code
 
 
@@ -107,6 +146,8 @@ def watch(output: Output, job_id: str, coordinator: str, state_dir: Path | None)
                     output.line(MessageToDict(event, preserving_proto_field_name=True))
         record.update(client.get_job(job_id))
     output.text(f"job {job_id}: {job_state(record.state)}")
+    if record.verdict is not None and record.verdict.sentence:
+        output.text(f"{verdict_name(record.verdict.verdict)}: {record.verdict.sentence}")
     return showing.exit_code(record)
 
 

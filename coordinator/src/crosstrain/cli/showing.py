@@ -25,12 +25,15 @@ def exit_code(record: JobRecord) -> int:
 
 def show_results(output: Output, results: Results, left_out: dict[str, str]) -> int:
     """Prints the comparison and returns the exit code."""
+    from . import verdicts
+
     record = results.record
-    code = exit_code(record)
+    code = verdicts.exit_code(results)
     output.document(results_json(results, left_out, code))
-    output.text()
-    comparison_table(output, results)
-    cross_table(output, results)
+    if record.training_runs() or record.evaluation_runs():
+        output.text()
+        comparison_table(output, results)
+        cross_table(output, results)
     for run in record.runs.values():
         if run.error is not None:
             output.text(
@@ -40,7 +43,12 @@ def show_results(output: Output, results: Results, left_out: dict[str, str]) -> 
         output.text(f"job {job_state(record.state)}: {record.error.message}")
     for engine, reason in left_out.items():
         output.text(f"left out: {engine}: {reason}")
-    output.text(f"Results are in {results.folder}: results.csv, epochs.csv, steps.parquet, run.log and more.")
+    verdicts.show_verdict(output, results)
+    output.text()
+    files = "results.csv, epochs.csv, steps.parquet, run.log and more"
+    if results.verdict is not None:
+        files = "report.html (open it in a browser), verdict.json, verdict.junit.xml, run.log and more"
+    output.text(f"Results are in {results.folder}: {files}.")
     return code
 
 
@@ -58,6 +66,7 @@ def results_json(results: Results, left_out: dict[str, str], code: int) -> dict[
             }
             for pair in results.cross.pairs
         ],
+        "verdict_document": results.verdict,
         "left_out": left_out,
         "results": str(results.folder),
         "exit_code": code,

@@ -84,17 +84,26 @@ def _certificate(certificate: Certificate, case: run_pb2.ProbeCase) -> Certifica
 
 def _check(check: Check, case: str) -> CheckEvidence:
     return CheckEvidence(
-        check.kind, check.subject, case, check.step, float(check.ratio), check.coordinates, check.found,
-        check.expected, check.bound, check.count, check.size, check.note or check.detail.lstrip(": "),
-    )  # fmt: skip
+        kind=check.kind,
+        subject=check.subject,
+        case=case,
+        step=check.step,
+        ratio=float(check.ratio),
+        coordinates=check.coordinates,
+        found=check.found,
+        expected=check.expected,
+        bound=check.bound,
+        count=check.count,
+        size=check.size,
+        note=check.note or check.detail.lstrip(": "),
+        layer=check.layer,
+    )
 
 
 def _cause(cause: Cause, case: str) -> CauseEvidence:
-    worst = None
-    if cause.worst is not None and cause.worst.coordinates is not None:
-        element = cause.worst
-        if element.found is not None and element.expected is not None and element.bound is not None:
-            worst = Worst(element.coordinates or (), element.found, element.expected, element.bound)
+    worst, element = None, cause.worst
+    if None not in (element.coordinates, element.found, element.expected, element.bound):
+        worst = Worst(element.coordinates, element.found, element.expected, element.bound)  # type: ignore[arg-type]
     return CauseEvidence(
         tuple(cause.ids), cause.title, cause.says, case, cause.step, float(cause.ratio), tuple(cause.where),
         cause.found_in, cause.restore, cause.unknown, tuple(cause.also), worst,

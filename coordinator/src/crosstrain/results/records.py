@@ -33,6 +33,14 @@ STEP_COLUMNS: dict[str, str] = {
 #: Steps that count for the present speed.
 _RECENT_STEPS = 50
 
+_FOR_THE_VERDICT = frozenset(
+    {
+        coordinator_pb2.RUN_PURPOSE_PROBE,
+        coordinator_pb2.RUN_PURPOSE_ENVELOPE,
+        coordinator_pb2.RUN_PURPOSE_FLIP,
+    }
+)
+
 Columns = dict[str, NDArray[Any]]
 
 
@@ -49,6 +57,8 @@ class RunRecord:
     repeat: int = 0
     service: str = ""
     kind: int = run_pb2.RUN_KIND_UNSPECIFIED
+    purpose: int = coordinator_pb2.RUN_PURPOSE_UNSPECIFIED
+    checked: bool = False
     state: int = run_pb2.RUN_STATE_UNSPECIFIED
     error: errors_pb2.Error | None = None
     run: run_pb2.Run = field(default_factory=run_pb2.Run)
@@ -66,6 +76,11 @@ class RunRecord:
     def label(self) -> str:
         """``engine@version``."""
         return f"{self.engine}@{self.version}" if self.version else self.engine
+
+    @property
+    def for_the_verdict(self) -> bool:
+        """Whether the run only serves the verdict: nothing of it is a result of the job."""
+        return self.purpose in _FOR_THE_VERDICT
 
     @property
     def succeeded(self) -> bool:
@@ -109,6 +124,8 @@ class RunRecord:
         self.run.CopyFrom(run)
         self.engine, self.version = run.engine, run.engine_version
         self.repeat, self.service, self.kind = record.repeat, record.service, run.kind
+        self.purpose = record.purpose
+        self.checked = bool(record.certificate_digest) or record.HasField("certificate_error")
         self.state = run.state
         self.error = run.error if run.HasField("error") else None
         if record.HasField("result"):
@@ -174,6 +191,7 @@ class JobRecord:
     last_sequence: int = 0
     state: int = coordinator_pb2.JOB_STATE_RUNNING
     error: errors_pb2.Error | None = None
+    verdict: coordinator_pb2.VerdictReached | None = None
 
     def __post_init__(self) -> None:
         self.update(self.job)
@@ -183,6 +201,11 @@ class JobRecord:
         self.job = job
         self.state = job.state
         self.error = job.error if job.HasField("error") else None
+        if self.verdict is None and (job.verdict_digest or job.HasField("verdict_error")):
+            error = job.verdict_error if job.HasField("verdict_error") else None
+            self.verdict = coordinator_pb2.VerdictReached(
+                verdict=job.verdict, digest=job.verdict_digest, error=error
+            )
         for record in job.runs:
             self._run(record.run.run_id).describe(record)
 
@@ -196,6 +219,8 @@ class JobRecord:
             self._run(event.run_event.run_id).add(event.run_event)
         elif kind == "run_changed":
             self._run(event.run_changed.run.run_id).describe(event.run_changed)
+        elif kind == "verdict_reached":
+            self.verdict = event.verdict_reached
         elif kind == "state_changed":
             self.state = event.state_changed.state
             if event.state_changed.HasField("error"):
@@ -213,8 +238,9 @@ class JobRecord:
         return self.state not in (coordinator_pb2.JOB_STATE_UNSPECIFIED, coordinator_pb2.JOB_STATE_RUNNING)
 
     def training_runs(self) -> list[RunRecord]:
-        """Training runs in order of execution."""
-        return [run for run in self.runs.values() if run.kind == run_pb2.RUN_KIND_TRAIN]
+        """Training runs of the job in order of execution; not those that only serve the verdict."""
+        runs = self.runs.values()
+        return [run for run in runs if run.kind == run_pb2.RUN_KIND_TRAIN and not run.for_the_verdict]
 
     def evaluation_runs(self) -> list[RunRecord]:
         """Evaluation runs in order of execution."""

@@ -8,7 +8,7 @@ from typing import Any
 from crosstrain_protos.v1 import data_pb2, errors_pb2, run_pb2
 from crosstrain_service.model import Model
 
-from .names import error_reason, job_state, run_state
+from .names import error_reason, job_state, run_purpose, run_state, verdict_name
 from .records import JobRecord, RunRecord
 from .tables import moment
 
@@ -27,17 +27,30 @@ def log_text(record: JobRecord, model: Model) -> str:
     lines += [(begin, f"data {item.severity}: {item.text}") for item in job.remarks]
     lines.append((begin, f"model {_model(model)}"))
     for run in record.runs.values():
-        part = f"#{run.repeat}" if run.kind == run_pb2.RUN_KIND_TRAIN else "evaluate"
-        tag = f"[{run.label} {part}]"
+        tag = f"[{run.label} {run_part(run)}]"
         for event in run.events:
             time = (event.time.seconds, event.time.nanos)
             lines += [(time, f"{tag} {text}") for text in _event(event, run)]
     lines.sort(key=lambda line: line[0])
+    if record.verdict is not None:
+        reached = record.verdict
+        text = f"no verdict{_error(reached.error)}"
+        if not reached.HasField("error"):
+            text = f"verdict {verdict_name(reached.verdict)}{': ' if reached.sentence else ''}{reached.sentence}"
+        lines.append((lines[-1][0], text))
     if record.ended:
         end = (job.end_time.seconds, job.end_time.nanos) if job.HasField("end_time") else lines[-1][0]
         state = job_state(record.state)
         lines.append((max(end, lines[-1][0]), f"job {state}{_error(record.error)}"))
     return "".join(f"{moment(*time)} {_clean(text)}\n" for time, text in lines)
+
+
+def run_part(run: RunRecord) -> str:
+    """Which of an engine's runs it is: "#0" of the training runs, "evaluate", "probe", "envelope 0", "flip"."""
+    purpose = run_purpose(run.kind, run.purpose)
+    if purpose == "train":
+        return f"#{run.repeat}"
+    return f"{purpose} {run.repeat}" if purpose == "envelope" else purpose
 
 
 def _dataset(data: data_pb2.Dataset) -> str:

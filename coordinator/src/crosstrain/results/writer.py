@@ -14,7 +14,7 @@ from . import tables
 from .comparison import Difference, compare_with_reference
 from .cross_evaluation import DIFFERENCE_COLUMNS, PAIR_COLUMNS, CrossEvaluation, cross_evaluation
 from .files import csv_text, json_text, replace_folder
-from .names import error_reason, job_state, run_kind, run_state
+from .names import error_reason, job_state, run_purpose, run_state, verdict_name
 from .records import JobRecord, RunRecord
 from .runlog import log_text
 
@@ -30,6 +30,7 @@ class Results:
     record: JobRecord
     differences: list[Difference]
     cross: CrossEvaluation
+    verdict: dict[str, Any] | None = None
 
 
 def write_results(
@@ -60,11 +61,13 @@ def write_record(record: JobRecord, folder: Path, client: Client) -> Results:
     training = record.training_runs()
     differences = compare_with_reference(training)
     cross = cross_evaluation(training, record.evaluation_runs(), model, client.read)
+    document = read_job_verdict(record, client)
 
     def write(aside: Path) -> dict[str, Any]:
-        tables.write_results(aside, training, model, spec.training.batch_size)
-        tables.write_epochs(aside, training)
-        tables.write_steps(aside, training)
+        if spec.task != "check":
+            tables.write_results(aside, training, model, spec.training.batch_size)
+            tables.write_epochs(aside, training)
+            tables.write_steps(aside, training)
         if differences:
             tables.write_comparison(aside, differences)
         if cross.pairs:
@@ -75,12 +78,32 @@ def write_record(record: JobRecord, folder: Path, client: Client) -> Results:
             _write(aside / "evaluation.csv", _evaluations(record.evaluation_runs()))
         _write(aside / "run.log", log_text(record, model))
         _write(aside / "job.yaml", job.document)
+        if document is not None:
+            _write_verdict(aside, document, record, cross)
         facts = {run.run_id: {**run.facts, "run.repeat": str(run.repeat)} for run in record.runs.values()}
         _write(aside / "fingerprints.json", json_text(facts))
         return summary(record)
 
     replace_folder(folder, job.name, write)
-    return Results(folder, record, differences, cross)
+    return Results(folder, record, differences, cross, document)
+
+
+def read_job_verdict(record: JobRecord, client: Client) -> dict[str, Any] | None:
+    """The verdict document of a job; None if it has none."""
+    from crosstrain.compare.verdict import read_verdict
+
+    if record.verdict is None or not record.verdict.digest:
+        return None
+    return read_verdict(client.read(record.verdict.digest))
+
+
+def _write_verdict(aside: Path, document: dict[str, Any], record: JobRecord, cross: CrossEvaluation) -> None:
+    from crosstrain.compare.verdict import junit_xml, verdict_json
+    from crosstrain.report import from_record, write_report
+
+    _write(aside / "verdict.json", verdict_json(document))
+    _write(aside / "verdict.junit.xml", junit_xml(document))
+    write_report(aside / "report.html", document, from_record(record, cross))
 
 
 def summary(record: JobRecord) -> dict[str, Any]:
@@ -90,6 +113,7 @@ def summary(record: JobRecord) -> dict[str, Any]:
         "state": job_state(record.state),
         "error": _error(record.error),
         "remarks": [{"severity": item.severity, "text": item.text} for item in record.job.remarks],
+        "verdict": _verdict(record),
         "runs": [_run(run) for run in record.runs.values()],
     }
 
@@ -97,7 +121,7 @@ def summary(record: JobRecord) -> dict[str, Any]:
 def _run(run: RunRecord) -> dict[str, Any]:
     values: dict[str, Any] = {
         "run_id": run.run_id,
-        "kind": run_kind(run.kind),
+        "kind": run_purpose(run.kind, run.purpose),
         "engine": run.engine,
         "version": run.version,
         "repeat": run.repeat,
@@ -116,9 +140,19 @@ def _run(run: RunRecord) -> dict[str, Any]:
             "test_loss": result.test_loss if result.HasField("test_loss") else None,
             "test_accuracy": result.test_accuracy if result.HasField("test_accuracy") else None,
             "memory_peak_bytes": result.resources.memory_peak_bytes,
+            "memory_after_import_bytes": result.resources.memory_after_import_bytes or None,
+            "gpu_memory_peak_bytes": result.resources.gpu_memory_peak_bytes or None,
             "weights_digest": result.weights_digest,
         }
     return values
+
+
+def _verdict(record: JobRecord) -> dict[str, Any] | None:
+    reached = record.verdict
+    if reached is None:
+        return None
+    error = _error(reached.error) if reached.HasField("error") else None
+    return {"verdict": verdict_name(reached.verdict) or None, "digest": reached.digest or None, "error": error}
 
 
 def _error(error: errors_pb2.Error | None) -> dict[str, str] | None:
