@@ -21,7 +21,7 @@ def say(line: str) -> None:
 def checks(tools: Path) -> list[tuple[str, list[str]]]:
     """Each check's title and command; ``tools`` is the folder with the executables."""
     old = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "services").glob("*/src"))
-    new = [folder for folder in ("coordinator", "tools", "tests", "benchmarks") if (ROOT / folder).is_dir()]
+    new = [folder for folder in ("coordinator", "tools", "tests", "benchmarks", "deploy") if (ROOT / folder).is_dir()]
     listed = [
         # The bare scripts run in the environments of the services.
         ("ruff, Python 3.7", [str(tools / "ruff"), "check", "--target-version=py37", "services", "benchmarks/bare"]),

@@ -13,6 +13,7 @@ from .metrics import COUNTER, GAUGE, HISTOGRAM, SUMMARY, Metric, Values
 _WHERE = ("engine", "version", "device")
 _RUN = ("run", "engine", "version")
 STEP_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+STAGES = ("import", "build")
 PHASES = ("data", "copy", "compute", "sync", "callback")
 
 METRICS = (
@@ -86,9 +87,13 @@ class RunMetrics:
         """Makes the series of an engine visible before its first run: a rate needs the 0 at the start."""
         for device in devices:
             where = (engine, version, device)
-            self._values.observe("crosstrain_step_duration_seconds", where, ())
+            for name in ("crosstrain_step_duration_seconds", "crosstrain_step_first_duration_seconds",
+                         "crosstrain_run_checkpoint_duration_seconds"):
+                self._values.observe(name, where, ())
             for phase in PHASES:
                 self._values.observe("crosstrain_step_phase_duration_seconds", (*where, phase), ())
+            for stage in STAGES:
+                self._values.observe("crosstrain_run_setup_duration_seconds", (*where, stage), ())
             for name in ("crosstrain_step_samples_total", "crosstrain_run_epochs_total",
                          "crosstrain_run_restarts_total"):
                 self._values.add(name, where, 0)
@@ -112,7 +117,7 @@ class RunMetrics:
         elif kind == "steps":
             self._steps(event.steps, where, by_run)
         elif kind == "setup_done":
-            for stage in ("import", "build"):
+            for stage in STAGES:
                 values.observe("crosstrain_run_setup_duration_seconds", (*where, stage),
                                getattr(event.setup_done, stage + "_seconds"))
         elif kind == "epoch_ended":
