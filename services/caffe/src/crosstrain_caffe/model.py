@@ -285,7 +285,7 @@ class _Builder:
             # Caffe averages over a square, also where one dimension is added to the layer's.
             parameter.alpha = layer.alpha_sum * layer.size ** 2
             if not self._native:
-                # With cuDNN the default is its divisive normalisation, which nobody has compared with this.
+                # With cuDNN the default is its divisive normalisation, not compared with this one.
                 parameter.engine = caffe_pb2.LRNParameter.CAFFE
             return layer.name
         # Caffe divides its alpha by the size.
