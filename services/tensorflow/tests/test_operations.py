@@ -68,8 +68,8 @@ CHAINS = {
     "rows": oracle.chain(
         Convolution("conv", 4, (3,), (2,), (0,), (1,)), Relu("relu"), BatchNorm("norm", 1e-3),
         pool("max", "max", (3,), (2,), (1,), (0,), "ceil"), LocalResponseNorm("lrn", 3, 0.2, 0.75, 2.0),
-        LocalResponseNorm("within", 3, 0.2, 0.75, 2.0, "within_channel"), Pad("pad", (2,), (1,)), pool("average", "average", (4,), (3,), (0,), (2,), "ceil", False),
-        Dropout("drop", 0.5), input_shape=(2, 23)),
+        LocalResponseNorm("within", 3, 0.2, 0.75, 2.0, "within_channel"), Pad("pad", (2,), (1,)),
+        pool("average", "average", (4,), (3,), (0,), (2,), "ceil", False), Dropout("drop", 0.5), input_shape=(2, 23)),
 }
 SETTINGS = oracle.training(oracle.RULES["momentum"])
 
@@ -80,7 +80,8 @@ def test_chain_in_float64(kind, name):
     oracle.assert_like_reference(kind, model, SETTINGS, make_batches(model, 2, 4), 1e-11)
 
 
-@pytest.mark.parametrize("name", ["convolutions", "max pools, padded", "norms", "norms within channels", "pads and masks", "rows"])
+@pytest.mark.parametrize("name", [
+    "convolutions", "max pools, padded", "norms", "norms within channels", "pads and masks", "rows"])
 def test_chain_in_float32(kind, name):
     model = CHAINS[name]
     oracle.assert_like_reference(kind, model, SETTINGS, make_batches(model, 2, 4), 3e-5, "float32")

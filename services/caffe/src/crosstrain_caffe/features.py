@@ -7,8 +7,8 @@ EXACT: Tuple[str, ...] = (
     "layer.pool.average.include_pad", "layer.pool.padding", "layer.pool.ceil", "layer.dense", "layer.relu",
     "layer.flatten", "layer.batch_norm", "layer.local_response_norm", "layer.local_response_norm.within_channel",
     "optimizer.sgd", "optimizer.sgd.momentum", "optimizer.sgd.nesterov", "optimizer.adagrad", "decay.l2",
-    "clip.global_norm", "semantics.canonical", "semantics.native", "precision.float32", "device.cpu", "device.cuda", "execution.deterministic",
-    "execution.intra_threads", "execution.tf32", "probe",
+    "clip.global_norm", "semantics.canonical", "semantics.native", "precision.float32", "device.cpu",
+    "device.cuda", "execution.deterministic", "execution.intra_threads", "execution.tf32", "probe",
 )
 _UNITS = "Caffe's solver; rate and delta carry the rounding of 1 - beta, which Caffe forms from a float32"
 EMULATED: Dict[str, str] = {
