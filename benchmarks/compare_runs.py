@@ -55,8 +55,8 @@ def evidence(runs: list[LossTrace], perturbed: list[LossTrace], repeat: LossTrac
     )  # fmt: skip
     spread = EnvelopeEvidence("engine1@1", runs[1], tuple(perturbed), (repeat,))
     return Evidence(
-        "job", "benchmark", "cnn2", "2000-01-01T00:00:00Z", "canonical", "float32", "train", engines, "engine0@1", spread
-    )
+        "job", "benchmark", "cnn2", "2000-01-01T00:00:00Z", "canonical", "float32", "train", engines, "engine0@1",
+        spread)  # fmt: skip
 
 
 def seconds(work: Callable[[], object]) -> float:

@@ -7,7 +7,7 @@ one step says little. The band is therefore the running maximum
     b(s) = max over m and |t - s| <= w of d_m(t),    w = 10 steps,
 
 over the perturbed runs, pooled with repeated runs of the same engine. A run is outside at s if its distance
-from the reference exceeds both b(s) and 1e-6 of the loss, which is rounding of the loss itself.
+from the reference exceeds both b(s) and the rounding of the loss itself.
 
 A run that rounding alone moves is no different from the M others. The chance that it is the farthest of
 M + 1 at a step is 1 / (M + 1), so that this is the largest share of steps it is expected outside; with the
@@ -23,7 +23,7 @@ import numpy as np
 from scipy.ndimage import maximum_filter1d
 
 from crosstrain.compare.freerun.rank import RankTest
-from crosstrain.compare.freerun.traces import DEPARTURE, Floats, LossTrace, Steps, distance, shared
+from crosstrain.compare.freerun.traces import Floats, LossTrace, Steps, distance, noise, shared
 
 #: Steps to either side over which the largest difference counts.
 WINDOW = 10
@@ -44,13 +44,15 @@ class Envelope:
 
     @property
     def low(self) -> Floats:
-        """Lower edge, in units of the loss."""
-        return self.centre - self.band
+        """Lower edge, in units of the loss; NaN where both the loss and the band are infinite."""
+        with np.errstate(invalid="ignore"):
+            return self.centre - self.band
 
     @property
     def high(self) -> Floats:
-        """Upper edge, in units of the loss."""
-        return self.centre + self.band
+        """Upper edge, in units of the loss; NaN as for :attr:`low`."""
+        with np.errstate(invalid="ignore"):
+            return self.centre + self.band
 
 
 def envelope(
@@ -102,10 +104,7 @@ def outside_share(
     usable = np.isfinite(band)
     if not usable.any():
         return None
-    with np.errstate(invalid="ignore"):
-        noise = DEPARTURE * np.maximum(np.abs(left), np.abs(right))
-    noise[~np.isfinite(noise)] = 0.0
-    outside = distance(left, right) > np.maximum(band, noise)
+    outside = distance(left, right) > np.maximum(band, noise(np.maximum(np.abs(left), np.abs(right))))
     return float(np.count_nonzero(outside & usable) / np.count_nonzero(usable))
 
 

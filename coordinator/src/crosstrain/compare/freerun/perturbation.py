@@ -38,7 +38,8 @@ def _moved(name: str, value: NDArray[Any], seed: int) -> NDArray[Any]:
     stream = int.from_bytes(hashlib.sha256(name.encode("utf-8")).digest()[:8], "big")
     up = np.random.Generator(np.random.PCG64([seed, stream])).random(value.shape) < 0.5
     infinite = value.dtype.type(np.inf)
-    high, low = np.nextafter(value, infinite), np.nextafter(value, -infinite)
+    with np.errstate(over="ignore", under="ignore"):
+        high, low = np.nextafter(value, infinite), np.nextafter(value, -infinite)
     drawn, other = np.where(up, high, low), np.where(up, low, high)
     moved = np.where((drawn == 0) | ~np.isfinite(drawn), other, drawn)
     return np.where(value == 0, value, moved).astype(value.dtype, copy=False)

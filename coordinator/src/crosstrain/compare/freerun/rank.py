@@ -2,8 +2,8 @@
 
 If rounding alone sets the engine apart, its run and the M perturbed ones are exchangeable given the
 unperturbed run, whatever the losses' distribution and however correlated the steps are. So each run is
-reduced to one number T, the mean over the steps of log10(max(distance, noise) / noise) with noise = 1e-6 of
-the loss, and
+reduced to one number T, the mean over the steps of log10(max(distance, noise) / noise) with the noise that
+rounding of the loss itself makes, and
 
     p = #{runs with T at least the engine's, itself included} / (M + 1)
 
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from crosstrain.compare.freerun.traces import DEPARTURE, LossTrace, distance, shared
+from crosstrain.compare.freerun.traces import LossTrace, distance, noise, shared
 
 #: Level below which a p-value is significant.
 LEVEL = 0.05
@@ -56,12 +56,9 @@ def decades(run: LossTrace, centre: LossTrace) -> float | None:
     steps, left, right = shared(run, centre)
     if not len(steps):
         return None
-    noise = np.where(np.isfinite(right), DEPARTURE * np.abs(right), 0.0)
-    noise = np.maximum(noise, np.finfo(np.float64).tiny)
+    least = np.maximum(noise(right), np.finfo(np.float64).tiny)
     far = np.minimum(distance(left, right), np.finfo(np.float64).max)
-    with np.errstate(over="ignore"):
-        above = np.log10(np.maximum(far, noise)) - np.log10(noise)
-    return float(above.mean())
+    return float((np.log10(np.maximum(far, least)) - np.log10(least)).mean())
 
 
 def rank_test(

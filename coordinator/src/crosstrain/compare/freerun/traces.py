@@ -15,6 +15,9 @@ Steps = NDArray[np.int64]
 HORIZON = 1e-3
 #: Relative difference that rounding of the loss itself does not reach: 1e-6 is 17 u of float32 (u = 2^-24).
 DEPARTURE = 1e-6
+#: Rounding of a loss that is small: 8 u, times 1 + |loss|. The logarithm of a sum of exponentials has an error
+#: relative to its terms, however small the loss that is left of them.
+LOSS_ROUNDING = 8 * 2.0**-24
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,10 +112,20 @@ def distance(a: Floats, b: Floats) -> Floats:
     return found
 
 
+def noise(losses: Floats) -> Floats:
+    """What rounding of the loss itself may do to losses of this size: max(1e-6 |loss|, 8 u (1 + |loss|)); 0 where
+    they are not finite.
+    """
+    size = np.abs(losses)
+    found: Floats = np.maximum(DEPARTURE * size, LOSS_ROUNDING * (1 + size))
+    return np.where(np.isfinite(found), found, 0.0)
+
+
 def difference(a: LossTrace, b: LossTrace) -> Difference:
     """Compares two traces over the steps they share.
 
-    Relative differences are relative to the larger of the two losses. "Different" means not bitwise equal.
+    "Different" means not bitwise equal. Traces depart where they differ by more than :func:`noise` of the larger
+    loss, and the horizon is where they also differ by more than 1e-3 of it.
     """
     steps, left, right = shared(a, b)
     lengths = (len(a), len(b))
@@ -126,8 +139,8 @@ def difference(a: LossTrace, b: LossTrace) -> Difference:
     worst = int(far.argmax())
     with np.errstate(invalid="ignore"):
         infinite = np.isinf(far)
-        departed = (far > DEPARTURE * scale) | infinite
-        beyond = (far > HORIZON * scale) | infinite
+        departed = (far > noise(scale)) | infinite
+        beyond = departed & ((far > HORIZON * scale) | infinite)
     return Difference(
         len(steps),
         False,
