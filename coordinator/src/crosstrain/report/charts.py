@@ -17,9 +17,11 @@ from .tables import DEPARTS, DEPARTURE, DIVERGES, FLIPS, FLOOR, HORIZON
 DASHES = ([1, 0], [7, 3], [2, 2], [9, 3, 2, 3], [4, 4])
 COLOURS = 7
 MARK_SHAPES = {FLIPS: "triangle-up", DEPARTS: "circle", DIVERGES: "diamond"}
-MEMORY = ("process, after import", "process, added by the run", "process", "GPU")
+MEMORY = ("after import", "added by the run", "whole process", "GPU")
 COMPONENTS = ("data", "copy", "compute", "sync", "callback", "other")
 _STEP = "Step"
+#: Ticks of a logarithmic axis of milliseconds.
+_TIMES = [digit * 10.0**power for power in range(-3, 7) for digit in (1, 2, 5)]
 
 
 def dash(index: int) -> list[int]:
@@ -74,7 +76,8 @@ def training(
 def _lines(
     labels: Sequence[str], x: alt.X, y: alt.Y, focus: alt.Parameter, interactive: bool, field: str
 ) -> list[Any]:
-    base = alt.Chart(alt.NamedData("trace")).encode(x=x, y=y, color=_engine_colour(labels))
+    table = "trace" if field == "loss" else "gaps"
+    base = alt.Chart(alt.NamedData(table)).encode(x=x, y=y, color=_engine_colour(labels))
     line = base.mark_line(clip=True, strokeWidth=1.6).encode(strokeDash=_engine_dash(labels))
     if not interactive:
         return [line]
@@ -103,7 +106,7 @@ def _lines(
     return [line, points]
 
 
-def _loss_band(x: alt.X) -> alt.Chart:
+def _loss_band(x: alt.X) -> Any:
     return (
         alt.Chart(alt.NamedData("envelope"))
         .mark_area(clip=True, opacity=0.28, color="#888", line=False)
@@ -133,9 +136,7 @@ def _difference(
     layers.append(limits.encode(y=alt.Y("difference:Q", scale=scale)))
     layers += _lines(labels, x, y, focus, interactive, "difference")
     shapes = alt.Scale(domain=list(MARK_SHAPES), range=list(MARK_SHAPES.values()))
-    marks = alt.Chart(alt.NamedData("marks")).mark_point(
-        size=90, filled=True, clip=False, stroke="#888", strokeWidth=1
-    )
+    marks = alt.Chart(alt.NamedData("marks")).mark_point(size=110, filled=True, strokeWidth=1.3, style="mark")
     tooltip = [
         alt.Tooltip("engine:N", title="Engine"),
         alt.Tooltip("kind:N", title="Mark"),
@@ -153,9 +154,12 @@ def _difference(
     return alt.layer(*layers).properties(height=260)
 
 
-def _overview(labels: Sequence[str], scale: alt.Scale, zoom: alt.Parameter) -> alt.Chart:
+def _overview(labels: Sequence[str], scale: alt.Scale, zoom: alt.Parameter) -> Any:
     x = alt.X(
-        "step:Q", title="Drag here to zoom, double-click to see all", axis=alt.Axis(grid=False, tickMinStep=1)
+        "step:Q",
+        title="Drag here to zoom, double-click to see all",
+        scale=alt.Scale(nice=False, zero=False),
+        axis=alt.Axis(grid=False, tickMinStep=1),
     )
     y = alt.Y("loss:Q", title=None, scale=scale, axis=alt.Axis(labels=False, ticks=False, grid=False))
     chart = alt.Chart(alt.NamedData("trace")).mark_line(strokeWidth=0.8, clip=True)
@@ -201,7 +205,7 @@ def step_times(labels: Sequence[str]) -> dict[str, Any]:
 
     def x(name: str) -> alt.X:
         return alt.X(
-            f"{name}:Q", title="Milliseconds per step (logarithmic)", scale=scale, axis=alt.Axis(tickCount=5)
+            f"{name}:Q", title="ms per step (logarithmic)", scale=scale, axis=alt.Axis(values=_TIMES)
         )
 
     return _spec(

@@ -103,7 +103,7 @@ def from_record(record: JobRecord, cross: CrossEvaluation | None = None) -> Repo
             held = {
                 name: (100.0 if name.endswith("accuracy") else 1.0) * getattr(item, name)
                 for name in ("validation_loss", "validation_accuracy", "test_loss", "test_accuracy")
-                if item.HasField(name)  # type: ignore[arg-type]
+                if item.HasField(name)
             }
             epochs.append(Epoch(item.epoch, item.train_loss, **held))
         columns = run.steps() if run.last_step >= 0 else {}

@@ -12,18 +12,19 @@ import vl_convert
 
 from . import charts
 from .shown import Shown
-from .tables import Table, envelope_table, epoch_table, flip_marks, rows_of, trace_table
+from .tables import Table, envelope_table, epoch_table, flip_marks, rows_of, trace_tables
 from .thin import quantiles, time_parts
 
 #: Version of Vega-Lite that the page and the pictures are drawn with.
 VEGA_LITE = "6.4"
 #: Losses that span more than this are drawn on a logarithmic axis.
 _WIDE = 100.0
-_PICTURE_WIDTH = 820
+_PICTURE_WIDTH, _HALF_WIDTH = 820, 360
 #: Points a run in a picture: more would not be seen.
 _PICTURE_BUCKETS = 120
 #: Okabe and Ito's colours for light backgrounds; yellow, which is too pale there, is darkened.
 _COLOURS = ["#111111", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9"]
+_PARTS = ["#E69F00", "#56B4E9", "#009E73", "#CC79A7", "#D55E00", "#9aa0a6"]
 
 Rows = list[dict[str, Any]]
 
@@ -94,17 +95,20 @@ def _training(
     *,
     interactive: bool,
 ) -> Figure:
-    table, marks = trace_table(shown, reference, verdict, buckets)
+    traces = trace_tables(shown, reference, verdict, buckets)
+    marks = traces.marks
     envelope = envelope_table(verdict, reference, 3 * buckets)
     labels = [item.label for item in shown]
     marks += [mark for mark in flip_marks(verdict) if mark["engine"] in labels]
-    losses = [value for value in table["loss"] if value is not None]
+    losses = [value for value in traces.losses["loss"] if value is not None]
     wide = bool(losses) and min(losses) > 0 and max(losses) / min(losses) > _WIDE
-    difference = any(value is not None for value in table["difference"])
+    difference = any(value is not None for value in traces.gaps["difference"])
     spec = charts.training(
         labels, envelope=bool(envelope), difference=difference, logarithmic=wide, interactive=interactive
     )
-    data: dict[str, Table | Rows] = {"trace": table, "marks": list(marks), "limits": list(charts.limits())}
+    data: dict[str, Table | Rows] = {"trace": traces.losses}
+    if difference:
+        data |= {"gaps": traces.gaps, "marks": list(marks), "limits": list(charts.limits())}
     if envelope:
         data["envelope"] = envelope
     return Figure("training", spec, data)
@@ -159,9 +163,9 @@ def memory_rows(shown: Sequence[Shown]) -> Rows:
         peak, start = item.run.memory_peak_bytes, item.run.memory_after_import_bytes
         parts: list[tuple[str, int]] = []
         if peak and start and start <= peak:
-            parts = [("process, after import", start), ("process, added by the run", peak - start)]
+            parts = [("after import", start), ("added by the run", peak - start)]
         elif peak:
-            parts = [("process", peak)]
+            parts = [("whole process", peak)]
         if item.run.gpu_memory_peak_bytes:
             parts.append(("GPU", item.run.gpu_memory_peak_bytes))
         for order, (name, size) in enumerate(parts):
@@ -177,12 +181,14 @@ def _picture(figure: Figure) -> str:
     for name, table in figure.data.items():
         spec["datasets"][name] = rows_of(table) if isinstance(table, dict) else table
     for view in spec.get("vconcat", [spec]):
-        view["width"] = _PICTURE_WIDTH
+        view["width"] = _PICTURE_WIDTH if figure.name in ("training", "accuracy") else _HALF_WIDTH
     config = {
-        "range": {"category": _COLOURS},
+        "range": {"category": _PARTS if figure.name in ("parts", "memory") else _COLOURS},
         "font": "sans-serif",
         "view": {"stroke": None},
+        "axis": {"labelOverlap": "greedy", "titleFontWeight": "normal"},
         "axisY": {"minExtent": 56},
+        "style": {"mark": {"stroke": "#000"}},
     }
     svg = vl_convert.vegalite_to_svg(spec, vl_version=VEGA_LITE, config=config)
     return "data:image/svg+xml;base64," + base64.b64encode(svg.encode()).decode()

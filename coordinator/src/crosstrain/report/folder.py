@@ -45,13 +45,13 @@ def load_folder(folder: Path) -> ReportData:
             problems.append(f"{name} could not be read: {error}")
             return empty
 
-    told = read(SUMMARY, _mapping, {})
+    told: dict[str, Any] = read(SUMMARY, _mapping, {})
     if not isinstance(told.get("runs"), list) and not (folder / VERDICT).is_file():
         raise CrosstrainError("INVALID_FIELD", f"{folder.name} is no results folder of a job", "results")
-    steps = read("steps.parquet", _steps, {})
-    epochs = read("epochs.csv", _epochs, {})
-    facts = read("fingerprints.json", _facts, {})
-    cross = read("cross_evaluation.csv", _cross, ())
+    steps: dict[str, Columns] = read("steps.parquet", _steps, {})
+    epochs: dict[str, tuple[Epoch, ...]] = read("epochs.csv", _epochs, {})
+    facts: dict[str, dict[str, str]] = read("fingerprints.json", _facts, {})
+    cross: tuple[CrossRow, ...] = read("cross_evaluation.csv", _cross, ())
     document = read("job.yaml", lambda path: path.read_text(encoding="utf-8"), "")
     runs = []
     for values in told.get("runs") or ():
@@ -97,7 +97,7 @@ def _steps(path: Path) -> dict[str, Columns]:
         for name, kind in STEP_COLUMNS.items()
         if name in table.column_names
     }
-    found = {}
+    found: dict[str, Columns] = {}
     for code, name in enumerate(column.dictionary.to_pylist()):
         rows = np.flatnonzero(codes == code)
         rows = rows[np.argsort(values["step"][rows], kind="stable")]

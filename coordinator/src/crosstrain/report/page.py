@@ -125,7 +125,7 @@ def _rows(figures: Mapping[str, Figure], name: str) -> Any:
 
 def _mark_keys(figures: Mapping[str, Figure]) -> list[tuple[str, str]]:
     """Kinds of marks that the training chart has, each with the outline of its shape."""
-    rows = figures["training"].data["marks"] if "training" in figures else []
+    rows = figures["training"].data.get("marks", []) if "training" in figures else []
     kinds = {row["kind"] for row in rows if isinstance(row, dict)}
     return [(kind, _OUTLINES[shape]) for kind, shape in MARK_SHAPES.items() if kind in kinds]
 

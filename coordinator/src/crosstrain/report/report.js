@@ -46,7 +46,8 @@
       },
       axisY: { minExtent: figure === "training" ? 56 : 0 },
       legend: { labelColor: ink, titleColor: soft, labelFontSize: 12 },
-      line: { strokeJoin: "round" }
+      line: { strokeJoin: "round" },
+      style: { mark: { stroke: ink } }
     };
   }
 

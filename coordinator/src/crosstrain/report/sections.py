@@ -157,7 +157,7 @@ def fact_table(shown: Sequence[Shown]) -> Found:
     for name in names:
         values = [item.run.facts.get(name) for item in runs]
         known = [value for value in values if value is not None]
-        most = max(sorted(set(known)), key=known.count) if known else None
+        most = max(sorted(set(known)), key=known.count)
         common = most if 2 * known.count(most) > len(known) else None
         if len(set(values)) == 1:
             same.append({"name": name, "value": values[0]})

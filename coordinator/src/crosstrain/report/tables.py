@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -22,35 +23,58 @@ FLIPS, DEPARTS, DIVERGES = "first decision flip", "leaves rounding (1e-6)", "div
 Table = dict[str, Any]
 
 
-def trace_table(
-    shown: Sequence[Shown], reference: Shown | None, verdict: Mapping[str, Any], buckets: int
-) -> tuple[Table, list[dict[str, Any]]]:
-    """Losses and differences to the reference by step, thinned, and where each run parts from it.
+@dataclass
+class Traces:
+    """What the training chart draws, thinned.
 
-    Returns:
-        The table with columns ``engine`` (a list of labels and indices), ``step``, ``loss`` and
-        ``difference`` (null where there is none), and marks with engine, step, difference and kind.
+    Both tables have the columns ``engine``, ``step``, ``loss`` and ``difference`` (null where there is
+    none): ``losses`` has the peaks of the losses, ``gaps`` those of the differences. ``marks`` are
+    objects with engine, step, difference and kind.
     """
-    columns: dict[str, list[Any]] = {"engine": [], "step": [], "loss": [], "difference": []}
+
+    losses: Table
+    gaps: Table
+    marks: list[dict[str, Any]]
+
+
+def trace_tables(
+    shown: Sequence[Shown], reference: Shown | None, verdict: Mapping[str, Any], buckets: int
+) -> Traces:
+    """Losses and relative differences to the reference by step, and where each run parts from it.
+
+    Of a difference only the largest of each bucket is kept: it crosses zero all the time, which says
+    nothing and would fill the chart.
+    """
+    losses, gaps = _Columns(), _Columns()
     marks: list[dict[str, Any]] = []
     judged = {str(engine.get("label")): engine.get("free_run") for engine in engines(verdict)}
     for index, item in enumerate(shown):
         if not item.run.trained:
             continue
-        steps, losses = item.run.steps["step"], np.asarray(item.run.steps["loss"], np.float64)
+        steps, values = item.run.steps["step"], np.asarray(item.run.steps["loss"], np.float64)
         difference = np.full(len(steps), np.nan)
         if reference is not None and item is not reference:
             base = reference.run.steps
-            difference = relative_difference(steps, losses, base["step"], base["loss"])
+            difference = relative_difference(steps, values, base["step"], base["loss"])
             marks += _marks(item.label, steps, difference, judged.get(item.label, {}))
-        rows = kept(losses, buckets)
-        if np.isfinite(difference).any():
-            rows = np.union1d(rows, kept(difference, buckets))
-        columns["engine"] += [index] * len(rows)
-        columns["step"] += steps[rows].tolist()
-        columns["loss"] += _short(losses[rows], 6)
-        columns["difference"] += _short(np.where(difference < FLOOR, FLOOR, difference)[rows], 4)
-    return {**columns, "engine": _coded([item.label for item in shown], columns["engine"])}, marks
+            gaps.add(index, kept(difference, buckets, lows=False), steps, values, difference)
+        losses.add(index, kept(values, buckets), steps, values, difference)
+    labels = [item.label for item in shown]
+    return Traces(losses.table(labels), gaps.table(labels), marks)
+
+
+class _Columns:
+    def __init__(self) -> None:
+        self.held: dict[str, list[Any]] = {"engine": [], "step": [], "loss": [], "difference": []}
+
+    def add(self, index: int, rows: Array, steps: Array, losses: Array, difference: Array) -> None:
+        self.held["engine"] += [index] * len(rows)
+        self.held["step"] += steps[rows].tolist()
+        self.held["loss"] += _short(losses[rows], 6)
+        self.held["difference"] += _short(np.where(difference < FLOOR, FLOOR, difference)[rows], 4)
+
+    def table(self, labels: list[str]) -> Table:
+        return {**self.held, "engine": _coded(labels, self.held["engine"])}
 
 
 def _marks(label: str, steps: Array, difference: Array, judged: Any) -> list[dict[str, Any]]:
@@ -63,8 +87,8 @@ def _marks(label: str, steps: Array, difference: Array, judged: Any) -> list[dic
         step = judged.get(name) if isinstance(judged, Mapping) else None
         if not isinstance(step, int):
             step = first_above(steps, difference, limit)
-        at = np.flatnonzero(steps == step) if step is not None and 0 <= step < 2**62 else []
-        if len(at) and np.isfinite(difference[at[0]]):
+        at = np.flatnonzero(steps == (-1 if step is None else step))
+        if at.size and np.isfinite(difference[at[0]]):
             value = max(FLOOR, float(difference[at[0]]))
             found.append({"engine": label, "step": step, "kind": kind, "difference": value})
     return found

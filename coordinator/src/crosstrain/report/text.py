@@ -42,8 +42,9 @@ def number(value: Any, digits: int = 4) -> str:
         value = _ODD.get(value, value)
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return str(value)
-    if isinstance(value, int):
-        return f"{value:,}" if abs(value) < 10**15 else f"{value:.3e}"
+    if isinstance(value, int) and abs(value) < 10**15:
+        return f"{value:,}"
+    value = told(value) or 0.0
     if math.isnan(value):
         return "NaN"
     if math.isinf(value):

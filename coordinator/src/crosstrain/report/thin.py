@@ -16,11 +16,15 @@ DENSE_STEPS = 64
 PARTS = ("data", "copy", "compute", "sync", "callback")
 
 
-def kept(values: Array, buckets: int) -> Array:
-    """Indices of the points to draw, ascending: smallest and largest of each bucket, ends, and the start.
+def kept(values: Array, buckets: int, *, lows: bool = True) -> Array:
+    """Indices of the points to draw, ascending: largest and smallest of each bucket, ends, and the start.
 
-    At most ``2 * buckets + buckets + DENSE_STEPS`` indices or so; all of them if there are few. The
-    start is kept densely and then at ratios, so that it can be seen on a logarithmic axis of steps.
+    At most ``5 * buckets + DENSE_STEPS + 2`` indices, all of them if there are few. The start is kept
+    densely and then at ratios, so that it can be seen on a logarithmic axis of steps.
+
+    Args:
+        values: what is drawn; NaN and infinities are kept where they begin and end.
+        lows: whether the smallest of each bucket is kept too.
     """
     count = len(values)
     if count <= 3 * buckets + DENSE_STEPS:
@@ -31,12 +35,12 @@ def kept(values: Array, buckets: int) -> Array:
     table = filled.reshape(buckets, size)
     finite = np.isfinite(table)
     some = np.flatnonzero(finite.any(axis=1))
-    low = np.where(finite, table, np.inf).argmin(axis=1)[some] + some * size
+    low = np.where(finite, table, np.inf).argmin(axis=1)[some] + some * size if lows else []
     high = np.where(finite, table, -np.inf).argmax(axis=1)[some] + some * size
     change = np.flatnonzero(np.diff(np.isfinite(values)))[:buckets]
     early = np.geomspace(DENSE_STEPS, count - 1, buckets).astype(np.int64)
-    parts = (np.arange(DENSE_STEPS), early, low, high, change, change + 1, [0, count - 1])
-    return np.unique(np.concatenate(parts))
+    parts = [np.arange(DENSE_STEPS), early, low, high, change, change + 1, [0, count - 1]]
+    return np.unique(np.concatenate([np.asarray(part, np.int64) for part in parts]))
 
 
 def relative_difference(steps: Array, losses: Array, base_steps: Array, base_losses: Array) -> Array:
@@ -49,10 +53,9 @@ def relative_difference(steps: Array, losses: Array, base_steps: Array, base_los
     own, base = np.asarray(losses, np.float64)[left], np.asarray(base_losses, np.float64)[right]
     with np.errstate(all="ignore"):
         gap = np.abs(own - base) / np.maximum(np.abs(base), np.finfo(np.float64).tiny)
+    gap[~np.isfinite(own) & ~np.isfinite(base)] = np.nan
+    gap[np.isfinite(own) != np.isfinite(base)] = np.inf
     gap[own == base] = 0.0
-    both_odd = ~np.isfinite(own) & ~np.isfinite(base)
-    gap[(np.isfinite(own) != np.isfinite(base))] = np.inf
-    gap[both_odd] = np.nan
     result[left] = gap
     return result
 
