@@ -136,7 +136,8 @@ class Simulated:
         problem, net = self.problem, self.network()
         params = {name: self.typed(value) for name, value in self.initial().items()}
         state = self.initial_state(params)
-        found, seen = {}, []
+        found: dict[int, Arrays] = {}
+        seen: list[Forward] = []
         for step, rate in enumerate(problem.training.learning_rates):
             rows = self.rows(step)
             x = self.typed(self.read(problem.data.inputs(rows)))
@@ -149,12 +150,12 @@ class Simulated:
             gradients = {name: self.typed(value) for name, value in self.gradients(backward.params).items()}
             after, state_after = self.update(params, gradients, state, float(rate), step)
             loss = np.float64(self.loss(logits, labels))
-            record = {
+            record: Arrays = {
                 "input": x,
                 "labels": labels,
-                "learning_rate": np.float64(rate),
-                "loss": np.float64(self.reported(loss, params, after, (x, labels, masks))),
-                "probe_loss": loss,
+                "learning_rate": np.asarray(rate, np.float64),
+                "loss": np.asarray(self.reported(loss, params, after, (x, labels, masks)), np.float64),
+                "probe_loss": np.asarray(loss),
             }
             for prefix, values in (
                 ("mask", masks), ("parameter", params), ("state", state), ("output", forward.outputs),

@@ -173,6 +173,7 @@ def _rounded_average(place: Place, value: np.ndarray) -> Bounded:
 def _inverse(form: Any, place: Place) -> Iterator[Bounded]:
     """The running average holds 1 / sqrt(variance + eps); recorded as such, or turned back into a variance."""
     if not place.check.subject.endswith("running_var"):
+        yield from _averages(place, "mean")
         return
     for value in _averages(place, "inverse"):
         yield value

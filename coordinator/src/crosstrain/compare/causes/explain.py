@@ -149,10 +149,23 @@ class _Explanation:
             place = UpdatePlace(self.problem, self.network, self.records, step, failed)
             known = {match.ids for found in seen.values() for match in found if len(match.ids) == 2}
             seen[step] = (search_update(place, known) if known else []) or search_update(place)
-            for index in indices:
-                self.matches[index] = seen[step]
             if not seen[step]:
                 self._follow(place, indices)
+        self._one_factor(seen)
+        for step, indices in steps.items():
+            for index in indices:
+                self.matches[index] = seen[step]
+
+    def _one_factor(self, seen: dict[int, list[Match]]) -> None:
+        """Drops a factor of the learning rate that is not the same at all steps, where something else explains them."""
+        name = ("rate.scaled",)
+        rates = self.problem.training.learning_rates
+        factors = [match.computed.rate / rates[step] for step in seen for match in seen[step] if match.ids == name]
+        recorded = {step for step in self.records if step >= 0 and rates[step]}
+        constant = factors and len(factors) == len(recorded) and np.ptp(factors) <= 1e-5 * abs(factors[0])
+        for step, found in seen.items():
+            if not constant and any(match.ids != name for match in found):
+                seen[step] = [match for match in found if match.ids != name]
 
     def _follow(self, place: UpdatePlace, indices: Sequence[int]) -> None:
         """Updates that differ since the training pass differs from the recorded one in the way already found."""

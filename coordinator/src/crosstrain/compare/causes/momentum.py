@@ -19,6 +19,12 @@ def _momentum(*kinds: str) -> Any:
     return vary
 
 
+def _ahead(form: Form, place: Any) -> Iterator[Form]:
+    # The look-ahead takes the place of Nesterov's extra term.
+    for other in _momentum("ahead")(form, place):
+        yield with_rule(other, nesterov=False)
+
+
 def _where(condition: Callable[[Form], bool], **constants: Any) -> Any:
     def vary(form: Form, place: Any) -> Iterator[Form]:
         if form.rule.name == "sgd" and form.rule.momentum and condition(form):
@@ -83,7 +89,7 @@ CONVENTIONS = (
         "The gradient is that of the weights moved by the old velocity, not of the weights themselves.",
         "Torch7's optim.nag, Nesterov's original form.",
         "Use sgd with nesterov = true (dampening 0), which is the same method in the weights' own variables.",
-        {"update": _momentum("ahead")},
+        {"update": _ahead},
         3,
     ),
 )

@@ -46,7 +46,10 @@ def _other_kind(kind: str) -> Any:
 def _origin(operation: Operation, place: Place) -> Iterator[Operation]:
     if isinstance(operation.layer, Pool):
         shape = place.found.shape if place.check.kind == "forward" else place.dy.shape
-        yield from fitting_shifts(operation, shape[1:], place)
+        for other in fitting_shifts(operation, shape[1:], place):
+            assert isinstance(other.layer, Pool)
+            if other.layer.pad_begin != operation.layer.pad_begin:
+                yield other
 
 
 def _tied(share: Callable[[np.ndarray], np.ndarray]) -> Any:

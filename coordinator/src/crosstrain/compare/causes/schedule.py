@@ -68,6 +68,6 @@ CONVENTIONS = (
         "decay option left on.",
         "Pass the job's rates unchanged; set lr_mult: 1 and decay=0.",
         {"update": _scaled},
-        6,
+        3,
     ),
 )
