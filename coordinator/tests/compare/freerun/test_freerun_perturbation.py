@@ -53,7 +53,9 @@ def test_a_tensor_moves_alike_whatever_others_there_are() -> None:
     assert not np.array_equal(among["a"], among["w"])
 
 
-@pytest.mark.parametrize("value", [np.array([1, 2]), np.array([1.0, np.nan]), np.array([np.inf]), np.ones(2, np.float16)])
+@pytest.mark.parametrize(
+    "value", [np.array([1, 2]), np.array([1.0, np.nan]), np.array([np.inf]), np.ones(2, np.float16)]
+)
 def test_other_tensors_are_refused_by_name(value: NDArray[Any]) -> None:
     with pytest.raises(ValueError, match="conv1.weight"):
         perturb({"conv1.weight": value}, 0)

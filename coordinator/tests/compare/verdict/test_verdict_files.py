@@ -12,10 +12,10 @@ from typing import Any
 import jsonschema
 import numpy as np
 import pytest
+from compare.verdict.verdict_cases import BROKEN, TIES, certificate, check, engine, envelope, evidence, flip, trace
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from compare.verdict.verdict_cases import BROKEN, TIES, certificate, check, engine, envelope, evidence, flip, trace
 from crosstrain.compare.freerun.traces import LossTrace
 from crosstrain.compare.verdict import (
     CauseEvidence,
@@ -36,8 +36,8 @@ from crosstrain.compare.verdict.facts import fact_differences
 def _document() -> dict[str, Any]:
     """A document in which every optional part is there."""
     unknown = CauseEvidence(
-        (), "", "", "start", 0, math.inf, unknown=True, worst=Worst((1, 2), math.nan, 0.5, 1e-7), where=("forward conv1",)
-    )
+        (), "", "", "start", 0, math.inf, unknown=True, worst=Worst((1, 2), math.nan, 0.5, 1e-7),
+        where=("forward conv1",))  # fmt: skip
     return judge(
         evidence(
             engine(repeats=(trace(1e-6),), accuracies={1: 0.9, 2: 0.91}, flip=flip(), facts={"threads.intra": "1"}),

@@ -8,9 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
-
 from compare.verdict.verdict_cases import (
     BROKEN,
     FAILED,
@@ -25,8 +22,12 @@ from compare.verdict.verdict_cases import (
     row,
     trace,
 )
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
 from crosstrain.compare.freerun.traces import LossTrace
 from crosstrain.compare.verdict import (
+    CauseEvidence,
     CertificateEvidence,
     EngineEvidence,
     EnvelopeEvidence,
@@ -88,7 +89,7 @@ def test_a_named_mismatch() -> None:
         "Keras-Theano 2.3.1 does not compute the same function: max-pooling sends the gradient to every tied "
         "maximum (first seen at step 0, layer pool1, backward). To restore parity: Choose the canonical semantics."
     )
-    assert found["next_steps"] == ["Choose the canonical semantics."]
+    assert found["next_steps"] == ["Keras-Theano 2.3.1, gradient at ties: Choose the canonical semantics."]
     found_row = row(found, "keras-theano@2.3.1")
     assert found_row["certificate"]["first_failure"]["layer"] == "pool1"
     assert found_row["certificate"]["layers"][0]["holds"] is False
@@ -285,6 +286,37 @@ def test_thread_counts_are_rounding() -> None:
     assert found["verdict"] == "ROUNDING"
     assert found["pairs"][0]["fact_differences"] == [{"name": "threads.intra", "a": "1", "b": "2"}]
     assert "PyTorch 2.13.0 (1 thread)" in found["sentence"]
+    assert found["sentence"].endswith("What they were set to differs: threads 1 and 2.")
+
+
+def test_a_type_that_was_left_at_its_default_is_named() -> None:
+    """Theano's floatX left at float64: the first check of the batch says so."""
+    dtype = CauseEvidence(
+        ("input.other_dtype",), "another type", "The engine holds the tensor in another type than the job's precision.",
+        "start", 0, 0.0, where=("input batch",), restore="Set floatX=float32.")  # fmt: skip
+    wrong = check("input", "batch", math.inf, note="found float64 (16, 1, 28, 28), expected float32 (16, 1, 28, 28)")
+    found = _judged(engine("lasagne", "0.2", certificates=(certificate(wrong, check()),), causes=(dtype,)))
+    assert found["verdict"] == "MISMATCH"
+    assert "another type than the job's precision (first seen at step 0, input of batch)" in found["sentence"]
+    unnamed = _judged(engine("lasagne", "0.2", certificates=(certificate(wrong),)))
+    assert "found float64 (16, 1, 28, 28), expected float32" in unnamed["sentence"]
+
+
+def test_a_strict_tolerance_would_be_wrong() -> None:
+    """A difference of 4.8e-6 that the checks hold and the envelope covers is rounding."""
+    found = _judged(engine(trace=trace(2.5e-6, start=1)), envelope=envelope(5e-6))
+    assert row(found)["verdict"] == "ROUNDING"
+    assert row(found)["free_run"]["departed_step"] == 1
+
+
+def test_several_causes_are_all_told_and_the_headline_stays_short() -> None:
+    half = CauseEvidence(
+        ("relu.half_at_zero",), "gradient at zero", "At exactly 0 a ReLU passes half of the gradient on.", "start", 0,
+        0.1, restore="Compare with 0.")  # fmt: skip
+    found = _judged(engine("keras-theano", "2.3.1", certificates=(BROKEN,), causes=(TIES, half)))
+    assert found["sentence"].endswith("1 further convention differs: gradient at zero.")
+    assert "half of the gradient" in row(found, "keras-theano@2.3.1")["sentence"]
+    assert len(found["next_steps"]) == 2
 
 
 def test_an_engine_that_does_not_repeat_itself_is_named() -> None:
@@ -334,10 +366,13 @@ def test_accuracies_that_differ_leave_the_verdict_open() -> None:
     found = _judged(engines=(reference, engine(accuracies=bad, test_accuracy=0.93)))
     assert row(found)["verdict"] == "INCONCLUSIVE"
     assert row(found)["accuracy"]["tost"]["equivalent"] is False
-    few = _judged(engines=(reference, engine(accuracies={0: 0.98})))
+    few = _judged(engines=(reference, engine(accuracies={0: 0.98, 1: 0.97})))
     assert row(few)["verdict"] == "ROUNDING"
     assert row(few)["accuracy"]["tost"]["equivalent"] is None
-    assert "cannot be called equivalent yet" in row(few)["sentence"]
+    assert "cannot be called equivalent yet: 2 seeds of" in row(few)["sentence"]
+    single = _judged(engines=(reference, engine(accuracies={0: 0.98})))
+    assert row(single)["accuracy"]["tost"]["seeds"] == 1
+    assert "equivalent" not in row(single)["sentence"]
 
 
 CERTIFICATES = st.lists(

@@ -100,6 +100,8 @@ def _sentence(
     others = [finding for finding in findings if finding.evidence.label != evidence.reference]
     if verdict in (MISMATCH, INCONCLUSIVE):
         text = those[0].sentence
+        if verdict == MISMATCH:
+            text = phrases.mismatch_in_short(those[0].evidence)
         if len(those) > 1:
             names = ", ".join(phrases.name_of(finding.evidence) for finding in those[1:])
             text += " " + sentence(f"the same verdict, each for its own reason, falls on: {names}")
@@ -138,7 +140,14 @@ def _next_steps(
         if not findings:
             steps.append(phrases.RUN_AGAIN)
     if verdict == MISMATCH:
-        steps += [cause.restore for finding in findings for cause in finding.evidence.causes if cause.restore]
+        steps += [
+            f"{phrases.name_of(finding.evidence)}, {cause.title or ' and '.join(cause.ids)}: {sentence(cause.restore)}"
+            for finding in findings
+            for cause in finding.evidence.causes
+            if cause.restore
+        ]
+        if not steps:
+            steps.append(phrases.LOOK_AT_ELEMENT)
     return list(dict.fromkeys(steps))
 
 

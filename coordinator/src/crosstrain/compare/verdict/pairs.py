@@ -34,6 +34,9 @@ def judge_pair(a: EngineFinding, b: EngineFinding, spread: Spread | None) -> dic
     if left.trace is not None and right.trace is not None:
         apart = difference(left.trace, right.trace)
     verdict, text = _decide(a, b, spread, apart)
+    differences = fact_differences(left.facts, right.facts)
+    if verdict != IDENTICAL:
+        text = f"{text}\n{phrases.settings_that_differ(differences)}"
     return {
         "a": left.label,
         "b": right.label,
@@ -46,7 +49,7 @@ def judge_pair(a: EngineFinding, b: EngineFinding, spread: Spread | None) -> dic
         "max_difference_step": apart.max_step,
         "departed_step": apart.departed_step,
         "horizon_step": apart.horizon_step,
-        "fact_differences": fact_differences(left.facts, right.facts),
+        "fact_differences": differences,
     }
 
 

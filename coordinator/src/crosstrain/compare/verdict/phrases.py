@@ -20,6 +20,20 @@ MORE_PROBES = "Probe more steps: run `crosstrain check JOB` with another seed or
 MORE_ENVELOPE = (
     "Make more runs from perturbed initial weights: 4 make the envelope usable, 19 the rank test conclusive."
 )
+LOOK_AT_ELEMENT = (
+    "No known convention explains the failure: compute the value of the worst element by hand from the records."
+)
+#: Facts that tell why results of one engine differ, and how they are called.
+_SETTINGS = {
+    "maths.precision": "precision",
+    "maths.tf32": "TF32",
+    "maths.mode": "mode",
+    "maths.semantics": "semantics",
+    "maths.deterministic": "deterministic algorithms",
+    "maths.compiler": "compiler",
+    "device.kind": "device",
+    "threads.intra": "threads",
+}
 FLIP_PROBE = "Let `crosstrain run JOB` look for the first decision that the runs take differently (flip probes)."
 
 
@@ -62,6 +76,29 @@ def mismatch(engine: EngineEvidence) -> str:
     if restore:
         parts.append("To restore parity: " + "; ".join(restore))
     return " ".join(sentence(part) for part in parts)
+
+
+def mismatch_in_short(engine: EngineEvidence) -> str:
+    """What is wrong first, and how much else."""
+    text = f"{name_of(engine)} does not compute the same function: {_what(engine.causes, engine.failed[0])}"
+    parts = [text, *([_scope(engine)] if _scope(engine) else [])]
+    known = [cause for cause in engine.causes if not cause.unknown]
+    if len(known) > 1:
+        titles = listed([cause.title or " and ".join(cause.ids) for cause in known[1:]])
+        parts.append(f"{counted(len(known) - 1, 'further convention differs', 'further conventions differ')}: {titles}")
+    elif known and known[0].restore:
+        parts.append(f"To restore parity: {known[0].restore}")
+    return " ".join(sentence(part) for part in parts)
+
+
+def settings_that_differ(differences: Sequence[dict[str, str]]) -> str:
+    """The settings among two runs' facts that change results, where the versions are the same."""
+    told = [row for row in differences if row["name"] in _SETTINGS]
+    if not told or any(row["name"] in ("engine.name", "engine.version") for row in differences):
+        return ""
+    return "what they were set to differs: " + ", ".join(
+        f"{_SETTINGS[row['name']]} {row['a'] or 'none'} and {row['b'] or 'none'}" for row in told
+    )
 
 
 def _what(causes: Sequence[CauseEvidence], first: CheckEvidence) -> str:
@@ -245,7 +282,7 @@ def notes(engine: EngineEvidence, found: FreeRun | None, own: Repeats | None, te
         bad = first_not_finite(engine.trace)
         if bad >= 0:
             lines.append(f"its loss is not finite at step {bad}")
-    if test is not None and test.equivalent is None:
+    if test is not None and test.equivalent is None and test.seeds > 1:
         needed = f" of {test.needed_seeds:,} needed" if test.needed_seeds is not None else ""
         lines.append(f"final accuracies cannot be called equivalent yet: {counted(test.seeds, 'seed')}{needed}")
     elif test is not None and test.equivalent:
