@@ -23,8 +23,8 @@ def main() -> int:
     parser.add_argument("--only", default="", help="engines (name or name@version), separated by commas")
     parser.add_argument("--no-clean", action="store_true", help="faults only")
     parser.add_argument("--no-faults", action="store_true", help="clean pairs only")
-    parser.add_argument("--json", type=Path, default=ROOT / "build" / "fault-suite.json", help="where to write results")
-    parser.add_argument("--docs", type=Path, default=ROOT / "docs" / "fault-suite.md", help="document to bring up to date")
+    parser.add_argument("--json", type=Path, default=ROOT / "build" / "fault-suite.json", help="file of results")
+    parser.add_argument("--docs", type=Path, default=ROOT / "docs" / "fault-suite.md", help="document to update")
     parser.add_argument("--workers", type=int, default=2, help="service processes at a time")
     options = parser.parse_args()
     processes: list[Process] = []

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from crosstrain.compare.certificate.certify import certify
-from crosstrain.compare.certificate.comparison import NotComparable
+from crosstrain.compare.certificate import NotComparable, certify
+from crosstrain.compare.verdict import EngineEvidence
 from crosstrain_service import testing, weights
 from crosstrain_service.model import Dense, Flatten, Relu
 from crosstrain_service.training import Execution, Rule, Training
@@ -23,6 +23,7 @@ from tests.conformance.suite import Outcome
 from tests.support.jobs import digits
 
 from . import nets
+from .verdicts import MISMATCH, document, evidence
 
 SEEDS = 500
 _PLAIN = Execution(intra_threads=1)
@@ -94,13 +95,13 @@ def seed_case(seed: int) -> Case:
 
 @dataclass
 class CleanRun:
-    """The outcome of one case in one way of running an engine; ``alarm`` is what the verdict holds against it."""
+    """The outcome of one case in one way of running an engine; ``error``: why it could not be judged."""
 
     engine: str
     variation: str
     case: str
     precision: str
-    alarm: str = ""
+    evidence: EngineEvidence | None = None
     error: str = ""
     worst: Mapping[str, float] = field(default_factory=dict)
 
@@ -118,24 +119,41 @@ def judge(engine: str, variation: Variation, item: Case, outcome: Outcome) -> Cl
         run.error = f"not comparable: {reason}"
         return run
     run.worst = {kind: check.ratio for kind, check in certificate.worst_by_kind().items()}
-    if certificate.failed:
-        run.alarm = str(certificate.failed[0])
+    label = f"{engine} ({variation.title})"
+    run.evidence = evidence(label, engine, certificate, outcome.records, item.training.batch_size)
     return run
 
 
-def pairs(runs: Iterable[CleanRun]) -> tuple[int, list[str]]:
-    """How many pairs there are, and the false alarms (one text each)."""
+@dataclass(frozen=True)
+class Pair:
+    """Two runs of one case, and the verdict on them."""
+
+    case: str
+    precision: str
+    first: CleanRun
+    second: CleanRun
+    verdict: str
+    sentence: str
+
+    @property
+    def alarm(self) -> bool:
+        """Whether it is a false alarm."""
+        return self.verdict == MISMATCH
+
+    def __str__(self) -> str:
+        return f"{self.case}, {self.precision}: {self.verdict}: {self.sentence}"
+
+
+def pairs(runs: Iterable[CleanRun]) -> list[Pair]:
+    """All pairs of judged runs of one case in one precision."""
     grouped: dict[tuple[str, str], list[CleanRun]] = defaultdict(list)
     for run in runs:
-        if not run.error:
+        if run.evidence is not None:
             grouped[run.case, run.precision].append(run)
-    count, alarms = 0, []
-    for (name, _), members in grouped.items():
-        for first, second in itertools.combinations(members, 2):
-            count += 1
-            for run in (first, second):
-                if run.alarm:
-                    alarms.append(f"{first.engine} ({first.variation}) and {second.engine} ({second.variation}), "
-                                  f"{name}: {run.engine}: {run.alarm}")  # fmt: skip
-                    break
-    return count, alarms
+    found = []
+    for (name, precision), members in grouped.items():
+        known = [run.evidence for run in members if run.evidence is not None]
+        rows = document(known)["pairs"]
+        for (first, second), row in zip(itertools.combinations(members, 2), rows, strict=True):
+            found.append(Pair(name, precision, first, second, row["verdict"], row["sentence"]))
+    return found

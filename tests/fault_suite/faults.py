@@ -91,8 +91,9 @@ def _faults() -> Iterator[Fault]:
     yield plant("convolution.kernel_flipped", "plain", (*FAST, KERAS, LASAGNE, THEANO), "convolution")
     yield plant("convolution.padding_shifted", "stride2", (*FAST, KERAS), "same")
     yield plant("convolution.padding_shifted.symmetric", "stride2", FAST, "same")
-    for kind in ("tf32", "bfloat16", "float16"):
+    for kind in ("tf32", "bfloat16"):
         yield plant(f"precision.{kind}", "plain", (TORCH,), "precision")
+    yield plant("precision.float16", "small_values", (TORCH,), "precision")
 
     yield plant("pool.ceil_for_floor", "odd_pool", FAST, "pool_size")
     yield plant("pool.origin_shifted", "plain", (*FAST, KERAS), "pool_size")
@@ -189,9 +190,9 @@ def _faults() -> Iterator[Fault]:
     yield plant("optimizer.other_constant.rho", "adadelta", (TORCH, CAFFE), "adadelta")
     yield plant("optimizer.other_constant.beta2", "adam", FAST, "adam")
     yield plant("optimizer.other_constant.epsilon", "adam", (TORCH, TF), "adam")
-    yield plant("optimizer.other_rule", "rmsprop", FAST, "rmsprop")
+    yield plant("optimizer.other_rule", "sgd", FAST, "momentum")
     yield plant("rate.previous_step", "plain_rates", (*FAST, KERAS), "schedule")
-    yield plant("rate.scaled", "plain", FAST, "schedule")
+    yield plant("rate.scaled", "decay", FAST, "schedule")
 
 
 def _divided_by_one(case: Case) -> Case:

@@ -77,6 +77,7 @@ def _update(name: str, rule: Rule, rates: Any = 0.1, **options: Any) -> None:
 
 _net("plain", (2, 6, 6), _convolutional())
 _net("plain_rates", (2, 6, 6), _convolutional(), rates=[0.1, 0.05, 0.2, 0.01])
+_net("small_values", (2, 6, 6), _convolutional(), pixels=_images((2, 6, 6), 10) * np.float32(2e-5))
 _net("labels_low", (2, 6, 6), _convolutional(), labels=np.arange(10) % 3)
 _net("labels_high", (2, 6, 6), _convolutional(), labels=np.arange(10) % 3 + 1)
 _net("bytes", (2, 6, 6), _convolutional(), divisor=255.0,
@@ -108,6 +109,7 @@ _net("saturated", (1, 1, 3), [Flatten("flatten"), Dense("dense1", 3)], classes=3
      pixels=np.array([[0.5, 120, 3.5], [1, 2, 0.5], [4, 3, 1], [0.5, 1, 2]],
                      np.float32).reshape(4, 1, 1, 3))  # fmt: skip
 
+_update("sgd", Rule("sgd", momentum=0.0, nesterov=False), 0.01)
 _update("momentum", MOMENTUM)
 _update("momentum_drop", MOMENTUM, _DROP)
 _update("nesterov", NESTEROV)

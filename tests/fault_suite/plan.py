@@ -90,8 +90,8 @@ def _runs(name: str) -> list[tuple[clean.Variation, list[Case]]]:
     if name in (TORCH, CAFFE):
         every = _nets(*clean.EVERY)
         seeds = [clean.seed_case(seed) for seed in range(clean.SEEDS)]
-        found = [(first, [*every, *batches, clean.fortran_case()]), (again, [*every, *batches]),
-                 (two, [*every, *batches, clean.fortran_case()]),
+        found = [(first, [*every, *batches, clean.fortran_case()]), (again, [*short, *batches]),
+                 (two, [*short, *batches, clean.fortran_case()]),
                  (dataclasses.replace(first, title="seeds"), seeds)]  # fmt: skip
     elif name == TF:
         found = [(first, [*_nets(*clean.EVERY), *batches, clean.fortran_case()]), (again, short),

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from crosstrain.compare import causes as conventions
-from crosstrain.compare.certificate.certify import certify
-from crosstrain.compare.certificate.comparison import NotComparable
+from crosstrain.compare.certificate import NotComparable, certify
 from tests.conformance.suite import Outcome
 
 from .faults import Fault
+from .verdicts import MISMATCH, document, evidence
 
 #: Stands for a failed check that no convention explains.
 UNKNOWN = "unknown"
@@ -17,22 +17,22 @@ UNKNOWN = "unknown"
 
 @dataclass(frozen=True)
 class Score:
-    """One fault in one engine. ``found``: the ids named; ``first`` the first failed check; ``error``: why the
-    case could not be judged.
+    """One fault in one engine. ``verdict``: on the engine; ``found``: the ids named; ``first``: the first failed
+    check; ``error``: why the case could not be judged.
     """
 
     fault: Fault
     engine: str
+    verdict: str = ""
     found: tuple[str, ...] = ()
     first: str = ""
-    failed: int = 0
     error: str = ""
     details: tuple[str, ...] = field(default=(), compare=False)
 
     @property
     def caught(self) -> bool:
-        """Whether the certificate fails."""
-        return self.failed > 0
+        """Whether the verdict is a mismatch."""
+        return self.verdict == MISMATCH
 
     @property
     def named(self) -> bool:
@@ -49,8 +49,10 @@ def judge(fault: Fault, engine: str, outcome: Outcome) -> Score:
         certificate = certify(problem, outcome.records)
     except NotComparable as reason:
         return Score(fault, engine, error=f"not comparable: {reason}")
+    known = evidence(engine, engine, certificate, outcome.records, fault.claimed.training.batch_size)
+    verdict = document([known])["engines"][0]["verdict"]
     if certificate.holds:
-        return Score(fault, engine)
+        return Score(fault, engine, verdict)
     causes = conventions.explain(problem, outcome.records, certificate)
     found: dict[str, None] = {}
     details = []
@@ -60,4 +62,4 @@ def judge(fault: Fault, engine: str, outcome: Outcome) -> Score:
         details.append(str(cause)[:600])
     first = certificate.first_failure
     shown = f"{first.kind} of {first.subject}, step {first.step}" if first else ""
-    return Score(fault, engine, tuple(found), shown, len(certificate.failed), details=tuple(details))
+    return Score(fault, engine, verdict, tuple(found), shown, details=tuple(details))

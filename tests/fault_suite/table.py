@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,9 @@ class Summary:
         self.faults = len(results.scores)
         self.caught = sum(score.caught for score in results.scores)
         self.named = sum(score.named for score in results.scores)
-        self.pairs, self.alarms = clean.pairs(results.runs)
+        self.verdicts = clean.pairs(results.runs)
+        self.pairs = len(self.verdicts)
+        self.alarms = [str(pair) for pair in self.verdicts if pair.alarm]
         self.errors = [f"{run.engine}, {run.variation}, {run.case}: {run.error}" for run in results.runs if run.error]
 
     @property
@@ -78,7 +80,7 @@ def document(results: Results) -> dict[str, Any]:
         ],
         "clean": [
             {"engine": run.engine, "variation": run.variation, "case": run.case, "precision": run.precision,
-             "alarm": run.alarm, "error": run.error, "worst": dict(run.worst)}
+             "error": run.error, "worst": dict(run.worst)}
             for run in results.runs
         ],
         "false_alarms": summary.alarms,
@@ -105,7 +107,7 @@ def markdown(results: Results) -> str:
     lines = [
         f"`{summary.line}`", "",
         f"{summary.kinds} different faults, {summary.faults} with every engine counted; "
-        f"{len(results.runs)} clean runs in {summary.pairs} pairs.", "",
+        f"{len(results.runs)} clean runs in {summary.pairs} pairs ({_counts(summary)}).", "",
         "| row of the semantics table | fault | must be named | caught and named in | otherwise |",
         "|---|---|---|---|---|",
     ]  # fmt: skip
@@ -125,11 +127,17 @@ def markdown(results: Results) -> str:
         runs[run.engine, run.variation].append(run)
     for (engine, variation), members in sorted(runs.items()):
         worst = max((ratio for run in members for ratio in run.worst.values()), default=0.0)
-        alarms = sum(bool(run.alarm) for run in members)
+        alarms = sum(pair.alarm and any(run is pair.first or run is pair.second for run in members)
+                     for pair in summary.verdicts)  # fmt: skip
         lines.append(f"| {engine} | {variation} | {len(members)} | {worst:.2f} | {alarms} |")
     for service, reason in sorted(results.missing.items()):
         lines.append(f"\nNot run: {service}: {reason}")
     return "\n".join(lines) + "\n"
+
+
+def _counts(summary: Summary) -> str:
+    counted = Counter(pair.verdict for pair in summary.verdicts)
+    return ", ".join(f"{number} {verdict}" for verdict, number in sorted(counted.items()))
 
 
 def _outcome(score: Score) -> str:

@@ -108,7 +108,9 @@ class FaultyEngine(Engine):
 
     def intermediates(self, batch):
         with self._plant.patched():
-            found = self._plant.inside(self._engine.intermediates(planted(self._plant, batch)))
+            given = planted(self._plant, batch)
+            found = self._plant.inside(self._engine.intermediates(given))
+            self._plant.recorded(self._engine, given)
         return Intermediates(found.loss, found.outputs, found.output_gradients, take_all(self._plant, found.gradients))
 
     def parameters(self):

@@ -61,6 +61,9 @@ class Plant:
         """The recorded values of the real engine, gradients of parameters not yet taken out."""
         return found
 
+    def recorded(self, engine, batch):
+        """Called after the values inside a step were recorded, before the step itself."""
+
     def loss(self, engine, batch, loss):
         """The reported loss of a training step; ``batch`` is the one given to the real engine."""
         return loss

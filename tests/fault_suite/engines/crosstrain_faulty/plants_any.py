@@ -241,6 +241,19 @@ class PreviousRate(Plant):
         return float(self.asked_training.learning_rates[max(0, step - 1)])
 
 
+class FirstEpochAgain(Plant):
+    """Every epoch has the batches of the first one, as without ``set_epoch``; all steps must be recorded."""
+
+    def __init__(self, model, training):
+        super().__init__(model, training)
+        self._epoch = {}
+
+    def batch(self, batch):
+        # The suite's data sets make three steps an epoch.
+        kept = self._epoch.setdefault(batch.step % 3, batch)
+        return replace(kept, step=batch.step, learning_rate=batch.learning_rate)
+
+
 class RateScaled(Plant):
     """The learning rate multiplied by the number of ranks."""
 
@@ -298,27 +311,30 @@ class StatisticsOfBatch(Plant):
 
 
 class InverseDeviation(Plant):
-    """The mean of 1 / sqrt(variance + epsilon) over the batches is used for evaluation."""
+    """Running averages of the mean and of 1 / sqrt(variance + epsilon) are used for evaluation, as Lasagne's
+    layer does.
+    """
 
     def __init__(self, model, training):
         super().__init__(model, training)
-        self._sums = {}
-        self._count = 0
+        self._mean, self._inverse = {}, {}
 
-    def batch_statistics(self, engine, x):
-        found = engine.batch_statistics(x)
-        self._count += len(x)
+    def recorded(self, engine, batch):
+        self._average(engine.batch_statistics(batch.x))
+
+    def _average(self, found):
         for layer in self.asked.layers_of(BatchNorm):
-            part = len(x) / np.sqrt(found[layer.name][1].astype(np.float64) + layer.epsilon)
-            self._sums[layer.name] = self._sums.get(layer.name, 0.0) + part
-        return found
+            mean, variance = (value.astype(np.float64) for value in found[layer.name])
+            inverse = 1 / np.sqrt(variance + layer.epsilon)
+            for table, value, start in ((self._mean, mean, 0.0), (self._inverse, inverse, 1.0)):
+                table[layer.name] = layer.momentum * table.get(layer.name, start) + (1 - layer.momentum) * value
 
     def load_statistics(self, engine, statistics):
         used = dict(statistics)
         for layer in self.asked.layers_of(BatchNorm):
-            name = layer.name + ".running_var"
-            mean = self._sums[layer.name] / self._count
-            used[name] = (mean ** -2 - layer.epsilon).astype(statistics[name].dtype)
+            dtype = statistics[layer.name + ".running_mean"].dtype
+            used[layer.name + ".running_mean"] = self._mean[layer.name].astype(dtype)
+            used[layer.name + ".running_var"] = (self._inverse[layer.name] ** -2 - layer.epsilon).astype(dtype)
         engine.load_statistics(used)
 
 
@@ -344,14 +360,10 @@ class NativeUnsetBeta(Native):
 
 
 class OtherRule(Plant):
-    """Adagrad in place of RMSProp, its accumulator taken for the mean square."""
+    """RMSProp with Keras's defaults, the default rule of Keras's ``compile``."""
 
     def training(self):
-        rule = self.asked_training.rule
-        return replace(self.asked_training, rule=Rule("adagrad", epsilon=rule.epsilon, initial_accumulator=0.0))
-
-    def state(self, found):
-        return {name.replace(".accumulator", ".mean_square"): value for name, value in found.items()}
+        return replace(self.asked_training, rule=Rule("rmsprop", rho=0.9, epsilon=1e-7))
 
 
 class Summed(Plant):
@@ -400,6 +412,7 @@ PLANTS = {
     "input.labels_off_by_one": on_labels(lambda labels, classes: labels + 1),
     "input.labels_off_by_one.down": on_labels(lambda labels, classes: labels - 1),
     "input.labels_off_by_one.around": on_labels(lambda labels, classes: (labels + 1) % classes),
+    "input.other_rows.every_epoch": FirstEpochAgain,
     "weights.other_initial": OtherInitial,
     "weights.kernel_transposed": on_kernels(lambda kernel: np.swapaxes(kernel, 2, 3)),
     "convolution.kernel_flipped": on_kernels(lambda kernel: kernel[:, :, ::-1, ::-1]),

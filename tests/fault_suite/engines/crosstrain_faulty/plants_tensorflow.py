@@ -3,11 +3,12 @@
 import contextlib
 from dataclasses import replace
 
+import tensorflow as tf
+
 import crosstrain_tensorflow.engine as adapter
 import crosstrain_tensorflow.native as native
 import crosstrain_tensorflow.optimizer as updates
 import crosstrain_tensorflow.rules as rules
-import tensorflow as tf
 
 from .plant import Plant, replaced
 

@@ -2,11 +2,13 @@
 
 import contextlib
 
-import crosstrain_torch.engine as adapter
-import crosstrain_torch.layers as adapter_layers
+import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional
+
+import crosstrain_torch.engine as adapter
+import crosstrain_torch.layers as adapter_layers
 
 from .plant import Plant, replaced
 
@@ -223,7 +225,7 @@ class LookAhead(OnOptimizer):
 
     def before(self, groups):
         with torch.no_grad():
-            for parameter, value in zip(self._rule._all, self._kept):
+            for parameter, value in zip(self._rule._all, self._kept):  # noqa: B905
                 parameter.copy_(value)
 
 
@@ -340,7 +342,33 @@ class PlainKernels(Plant):
             yield
 
 
+class AnyOrder(Plant):
+    """No fault but no determinism: the samples of a batch in an order that nobody knows, so that sums round
+    otherwise in every run.
+    """
+
+    def train(self, engine, loop):
+        inner = engine._loss
+
+        def loss(x, labels, masks):
+            order = torch.from_numpy(np.random.RandomState().permutation(len(x)))
+            return inner(x[order], labels[order], {name: mask[order] for name, mask in masks.items()})
+
+        engine._loss = loss
+        engine.train(loop)
+        engine._loss = inner
+
+
+def _mean_of_means(logits, labels):
+    """The mean of the mean losses of two ranks, the first of which has one sample more of an odd batch."""
+    half = (len(labels) + 1) // 2
+    parts = [_cross_entropy(logits[:half], labels[:half]), _cross_entropy(logits[half:], labels[half:])]
+    return (parts[0] + parts[1]) / 2
+
+
 PLANTS = {
+    "layout.any_order": AnyOrder,
+    "loss.mean_of_means": on_loss(_mean_of_means),
     "layout.channels_last": ChannelsLast,
     "layout.plain_kernels": PlainKernels,
     "pool.ties_split": on_max_pool(lambda x, kernel, stride: _windows(x, kernel, stride).amax(-1)),
