@@ -29,6 +29,7 @@ if __name__ == "__main__":
 import argparse  # noqa: E402
 import errno  # noqa: E402
 import importlib  # noqa: E402
+import signal  # noqa: E402
 import traceback  # noqa: E402
 
 from crosstrain_protos.v1 import run_pb2  # noqa: E402
@@ -68,6 +69,8 @@ def main() -> int:
     parser.add_argument("--affinity", default="", help="cores to be bound to, separated by commas (see bind())")
     arguments = parser.parse_args()
 
+    # The front asks for a checkpoint by it, maybe before there is anything to save.
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     directory = RunDir(arguments.run_dir)
     lock = directory.lock()
     if lock is None:

@@ -54,6 +54,11 @@ class TrainingLoop(Loop):
         self._mark = time.perf_counter()
         self._epoch_seconds = 0.0
         self._carried = 0.0
+        self._asked = False
+
+    def request_checkpoint(self) -> None:
+        """Saves a checkpoint after the step at work; may be called by a signal handler or another thread."""
+        self._asked = True
 
     def learning_rate(self, step: int) -> float:
         return float(self._training.learning_rates[step])
@@ -97,7 +102,7 @@ class TrainingLoop(Loop):
         # The last step of an epoch is followed by a checkpoint anyway, after the evaluation: one before it
         # would make a run that is resumed from it skip the evaluation.
         last = self.step % self._feed.steps_per_epoch == 0 or self.step == self._feed.total_steps
-        if every and self.step % every == 0 and not last:
+        if (self._asked or (every and self.step % every == 0)) and not last:
             # The records come first: a checkpoint must never be ahead of what is on disk.
             self._recorder.flush()
             self._account()
@@ -159,6 +164,7 @@ class TrainingLoop(Loop):
 
     def _save(self) -> None:
         begin = time.perf_counter()
+        self._asked = False
         # A crash of the machine must not leave a checkpoint whose step records are lost.
         self._events.spool.sync()
         digest = self._checkpoints.save(self.position, self._engine.state())

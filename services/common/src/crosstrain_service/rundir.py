@@ -16,6 +16,7 @@ import fcntl
 import json
 import os
 import shutil
+import signal
 from typing import Any, Dict, NamedTuple, Optional
 
 from crosstrain_protos.v1 import run_pb2, service_pb2
@@ -121,6 +122,15 @@ class RunDir:
     def cancel_requested(self) -> bool:
         """Whether the run is to end."""
         return os.path.exists(self._cancel)
+
+    def request_checkpoint(self) -> None:
+        """Asks the living child, if there is one, for a checkpoint after its step at work."""
+        child = self.child()
+        if child is not None and start_time(child["pid"]) == child["started"] and self.alive():
+            try:
+                os.kill(child["pid"], signal.SIGUSR1)
+            except (ProcessLookupError, PermissionError):
+                pass
 
     def free_reserve(self) -> None:
         """Gives the reserved space back to the disk."""

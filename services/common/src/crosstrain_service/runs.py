@@ -30,6 +30,8 @@ MAX_FRUITLESS_ATTEMPTS = 3
 #: Time a child gets to end by itself before it is killed, seconds.
 TERMINATE_SECONDS = 1.0
 _POLL_SECONDS = 0.02
+#: A run that is asked for a checkpoint is asked again after this time, seconds.
+_ASK_SECONDS = 1.0
 #: Head start of the answer to a call over the start of the run's process.
 _ANSWER_SECONDS = 0.03
 #: Time between attempts to note the end of a run on a full disk, seconds.
@@ -120,6 +122,7 @@ class RunManager:
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._closed = False
+        self._draining = False
         os.makedirs(self._root, mode=0o700, exist_ok=True)
 
     def recover(self, execution_of: Callable[[StoredRequest], Execution]) -> None:
@@ -222,6 +225,32 @@ class RunManager:
             time.sleep(_POLL_SECONDS)
         return record.refresh()
 
+    def drain(self, seconds: float) -> None:
+        """Starts no further run, asks the training runs at work for a checkpoint and waits for these.
+
+        For a front whose runs end with it, as in a container: the next front goes on from there. Waits
+        at most so many seconds.
+        """
+        with self._lock:
+            self._draining = True
+            at_work = [queue[0] for queue in self._queues.values() if queue]
+        before = {record: CheckpointStore(record.directory.checkpoints).newest_step() for record in at_work
+                  if record.run.kind == run_pb2.RUN_KIND_TRAIN}
+        deadline = time.time() + seconds
+        asked = 0.0
+        while before and time.time() < deadline:
+            again = time.time() - asked >= _ASK_SECONDS
+            for record, step in list(before.items()):
+                if record.ended or CheckpointStore(record.directory.checkpoints).newest_step() > step:
+                    del before[record]
+                elif again:
+                    record.directory.request_checkpoint()
+            if again:
+                asked = time.time()
+            time.sleep(_POLL_SECONDS)
+        for record in before:
+            _LOG.warning("run %s has saved no checkpoint in %g seconds", record.run.run_id, seconds)
+
     def close(self) -> None:
         """Stops supervising; children go on and are adopted by the next front."""
         with self._changed:
@@ -247,7 +276,7 @@ class RunManager:
             with self._changed:
                 while not queue and not self._closed:
                     self._changed.wait()
-                if self._closed:
+                if self._closed or self._draining:
                     return
                 record = queue[0]
             # Frameworks that start on every core at once would hold up the answers of their services.

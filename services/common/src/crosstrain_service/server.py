@@ -59,6 +59,9 @@ def parser() -> argparse.ArgumentParser:
     result.add_argument("--preferred", action="store_true",
                         help="bare engine names mean this service when several have the engine")
     result.add_argument("--port-file", help="file to write the listening port to once the service is ready")
+    result.add_argument("--drain-seconds", type=float, default=0.0,
+                        help="when told to stop, wait at most so long for a checkpoint of each training run, where "
+                             "runs end with the service, as in a container (default: 0, runs outlive the service)")
     result.add_argument("--metrics-port", type=_metrics_port, default="",
                         help="port of /metrics for Prometheus, on the host of --listen: a number, auto for any free "
                              "one, or 0 for none (default: %d, or none if that is in use)" % exposition.DEFAULT_PORT)
@@ -161,9 +164,12 @@ class Server:
         self._server.wait_for_termination()
 
     def stop(self) -> None:
-        """Stops serving; running children go on and are adopted by the next front."""
+        """Stops serving; running children go on and are adopted by the next front, or, where they end with
+        this process, have saved a checkpoint before."""
         self._stop.set()
         self._health.enter_graceful_shutdown()
+        if self._options.drain_seconds > 0:
+            self._runs.drain(self._options.drain_seconds)
         self._runs.close()
         self._server.stop(1.0).wait()
         if self._exposition is not None:

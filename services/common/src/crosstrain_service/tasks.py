@@ -2,6 +2,8 @@
 
 import dataclasses
 import io
+import signal
+import threading
 import time
 from typing import Any, Callable, Dict, NamedTuple, Optional, Tuple, Type
 
@@ -75,6 +77,8 @@ def train(work: Work) -> None:
     work.events.emit(setup_done=run_pb2.SetupDone(import_seconds=work.import_seconds, build_seconds=built))
     loop = TrainingLoop(engine, model, training, execution, feed, samples, test, dtype, work.events,
                         work.checkpoints, position)
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGUSR1, lambda number, frame: loop.request_checkpoint())
     try:
         engine.train(loop)
         engine.synchronize()
