@@ -5,8 +5,10 @@ from __future__ import annotations
 from crosstrain.compare.certificate.comparison import group
 from crosstrain.compare.freerun.flips import Flip, first_flip
 from crosstrain.compare.numerics import bounds
+from crosstrain.compare.verdict import UnreadableVerdict, read_verdict
 from crosstrain_protos.v1 import coordinator_pb2, run_pb2
 from crosstrain_service import convert
+from crosstrain_service.errors import CrosstrainError
 
 from .reading import Reader, probe_request
 
@@ -35,6 +37,31 @@ def first_flip_of(
         )
         if found is not None:
             return found
+    return None
+
+
+def flip_in_document(reader: Reader, job: coordinator_pb2.Job, label: str) -> Flip | None:
+    """The flip that the job's verdict tells of an engine: what it was found from is removed after the verdict."""
+    if not job.verdict_digest:
+        return None
+    try:
+        document = read_verdict(reader.artifacts.get(job.verdict_digest, "verdict"))
+    except UnreadableVerdict as error:
+        raise CrosstrainError("INVALID_DATA", f"the verdict of {job.job_id}: {error}", "verdict") from error
+    for engine in document["engines"]:
+        flip = (engine["free_run"] or {}).get("flip")
+        if engine["label"] == label and flip is not None:
+            return Flip(
+                step=flip["step"],
+                layer=flip["layer"],
+                count=flip["count"],
+                decisions=flip["decisions"],
+                coordinates=tuple(flip["coordinates"]),
+                gap=float(flip["gap"]),
+                reference_gap=float(flip["reference_gap"]),
+                bound=float(flip["bound"]),
+                ratio=float(flip["ratio"]),
+            )
     return None
 
 

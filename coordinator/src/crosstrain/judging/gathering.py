@@ -5,18 +5,20 @@ What is missing or damaged is named and left out: it says nothing about an engin
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from crosstrain import spec as documents
+from crosstrain.compare.freerun.flips import Flip
 from crosstrain.compare.freerun.traces import LossTrace
 from crosstrain.compare.verdict import EngineEvidence, EnvelopeEvidence, Evidence, Failure
 from crosstrain_protos.v1 import coordinator_pb2, run_pb2
 from crosstrain_service.errors import CrosstrainError
 
 from . import stored
-from .flips import first_flip_of
+from .flips import first_flip_of, flip_in_document
 from .following import REFERENCE, probe_of
 from .reading import Reader
 from .stored import StoredCertificate
@@ -57,14 +59,20 @@ class Gathering:
         """The evidence of a single run, with that of its engine's probe in the same job."""
         probe = record if record.run.kind == run_pb2.RUN_KIND_PROBE else probe_of(self.job, record)
         trained = [record] if record.run.kind == run_pb2.RUN_KIND_TRAIN else []
-        return self._evidence(record, probe, trained, label)
+        return self._evidence(record, probe, trained, label, self._earlier_flip)
 
     def _engine(self, records: Sequence[coordinator_pb2.JobRun]) -> EngineEvidence:
         trained = [record for record in records if is_trained(record)]
         probe = probe_of(self.job, records[0])
         done = [record for record in trained if record.run.state == _SUCCEEDED]
         self.failures += [self._failed(record, "training") for record in trained if record not in done]
-        return self._evidence(records[0], probe, done, label_of(records[0]))
+        return self._evidence(records[0], probe, done, label_of(records[0]), self._flip)
+
+    def _flip(self, trained: coordinator_pb2.JobRun) -> Flip | None:
+        return first_flip_of(self.reader, self.job, trained, REFERENCE)
+
+    def _earlier_flip(self, trained: coordinator_pb2.JobRun) -> Flip | None:
+        return flip_in_document(self.reader, self.job, label_of(trained))
 
     def _evidence(
         self,
@@ -72,6 +80,7 @@ class Gathering:
         probe: coordinator_pb2.JobRun | None,
         trained: Sequence[coordinator_pb2.JobRun],
         label: str,
+        find_flip: Callable[[coordinator_pb2.JobRun], Flip | None],
     ) -> EngineEvidence:
         certificate, reason = self._certificate(probe)
         tensors = dict(certificate.tensors) if certificate else {}
@@ -91,7 +100,7 @@ class Gathering:
         flip = None
         if trained:
             try:
-                flip = first_flip_of(self.reader, self.job, trained[0], REFERENCE)
+                flip = find_flip(trained[0])
             except CrosstrainError as error:
                 self.failures.append(Failure(f"{label}, decision flips", error.message))
         spec = documents.parse_document(self.job.document)
@@ -193,6 +202,7 @@ def runs_evidence(reader: Reader, run_id_a: str, run_id_b: str) -> Evidence:
         gathering.one(record, label)
         for gathering, (_job, record), label in zip(gatherings, records, labels, strict=True)
     )
+    engines = (engines[0], _with_earliest_flip(*engines))
     failures = [failure for gathering in gatherings for failure in gathering.failures]
     first, second = (job for job, _record in records)
     spec = documents.parse_document(first.document)
@@ -211,6 +221,17 @@ def runs_evidence(reader: Reader, run_id_a: str, run_id_b: str) -> Evidence:
         could_not_compare=tuple(dict.fromkeys(failures)),
         accuracy_margin=spec.verdict.margin,
     )
+
+
+def _with_earliest_flip(first: EngineEvidence, second: EngineEvidence) -> EngineEvidence:
+    """The second run with the flip that parts it from the first: both were compared with the reference engine.
+
+    If only one of the two is known to have left the reference, that flip parts them; of two it is the earlier one.
+    """
+    known = [engine.flip for engine in (first, second) if engine.flip is not None]
+    if first.flip is None and first.engine != REFERENCE and second.engine != REFERENCE:
+        known = []
+    return dataclasses.replace(second, flip=min(known, key=lambda flip: flip.step, default=None))
 
 
 def asked(job: coordinator_pb2.Job, spec: documents.JobSpec) -> dict[str, str]:
