@@ -165,6 +165,18 @@ def test_p_values_are_multiples_of_the_smallest(losses: list[list[float]]) -> No
     assert test.smallest_p <= test.p_value <= 1
 
 
+def test_a_run_that_ended_early_is_ranked_over_its_own_steps() -> None:
+    """The perturbed runs are far out only where the run has no steps any more."""
+    centre = LossTrace(np.arange(30), np.ones(30))
+    late = np.where(np.arange(30) < 15, 1.0, 9.0)
+    others = [LossTrace(np.arange(30), late)] * 19
+    run = LossTrace(np.arange(15), np.full(15, 1.01))
+    known = [5.0] * 19
+    for test in (rank_test(run, centre, others), rank_test(run, centre, others, known)):
+        assert test is not None
+        assert test.p_value == 0.05
+
+
 def test_the_rank_test_needs_shared_steps() -> None:
     centre = LossTrace(np.arange(30), np.ones(30))
     assert rank_test(LossTrace(np.arange(0), np.empty(0)), centre, [centre]) is None

@@ -233,6 +233,19 @@ def test_a_broken_reference_is_a_mismatch() -> None:
     assert row(found, "lasagne@0.1")["verdict"] == "MISMATCH"
     assert row(found)["verdict"] == "ROUNDING"
     assert found["verdict"] == "MISMATCH"
+    broken = engine("lasagne", "0.1", trace=trace(), certificates=(BROKEN,))
+    parted = row(_judged(engines=(broken, engine(trace=trace(0.3)))))
+    assert parted["verdict"] == "INCONCLUSIVE"
+    assert "Lasagne 0.1, which does not compute the job's function itself" in parted["sentence"]
+
+
+def test_two_probes_are_compared_without_training() -> None:
+    one, two = (engine(label=f"torch@2.13.0 {name}", trace=None) for name in "ab")
+    found = _judged(engines=(one, two), reference="", task="compare")
+    assert (found["verdict"], found["exit_code"]) == ("ROUNDING", 0)
+    assert [item["verdict"] for item in found["engines"]] == ["ROUNDING", "ROUNDING"]
+    mixed = _judged(engines=(one, engine()), reference="", task="compare")
+    assert mixed["verdict"] == "INCONCLUSIVE"
 
 
 def test_what_could_not_be_compared_gives_code_3() -> None:

@@ -66,10 +66,14 @@ def rank_test(
 ) -> RankTest | None:
     """Tests one run against the perturbed runs; None without runs or shared steps.
 
-    ``known`` are the statistics of the perturbed runs where they were computed before. All runs should have
-    the same steps: a run that ends early is compared over the steps it has.
+    ``known`` are the statistics of the perturbed runs where they were computed before. A run without some of the
+    unperturbed run's steps is tested over those that it has, the perturbed runs too.
     """
-    others = known if known is not None else statistics(unperturbed, perturbed)
+    if known is not None and np.isin(unperturbed.steps, run.steps).all():
+        others = known
+    else:
+        steps, _, losses = shared(run, unperturbed)
+        others = statistics(LossTrace(steps, losses), perturbed)
     own = decades(run, unperturbed)
     if own is None or not others:
         return None

@@ -77,11 +77,13 @@ def _decide(
         return IDENTICAL, f"{name} gave bitwise the same losses and tensors as {phrases.name_of(other)}", []
     if not engine.possible:
         return INCONCLUSIVE, phrases.no_probe(engine), phrases.after_no_probe(engine, own)
-    if evidence.task != "check":
+    if evidence.task == "train" or (evidence.task == "compare" and any(item.trace for item in evidence.engines)):
         missing = phrases.no_free_run(engine, other if evidence.reference != engine.label else engine)
         if missing:
             return INCONCLUSIVE, missing, [phrases.RUN_AGAIN]
     if found is not None and not found.explained:
+        if other is not None and other.failed:
+            return INCONCLUSIVE, phrases.wrong_reference(engine, other), [phrases.OTHER_REFERENCE]
         return INCONCLUSIVE, phrases.unexplained(engine, found, own), phrases.after_unexplained(engine, found, own)
     if test is not None and test.different:
         return INCONCLUSIVE, phrases.other_accuracy(engine, test), [phrases.MORE_PROBES]

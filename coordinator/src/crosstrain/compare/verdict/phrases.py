@@ -20,6 +20,7 @@ MORE_PROBES = "Probe more steps: run `crosstrain check JOB` with another seed or
 MORE_ENVELOPE = (
     "Make more runs from perturbed initial weights: 4 make the envelope usable, 19 the rank test conclusive."
 )
+OTHER_REFERENCE = "Run the job with another reference: an engine whose checks hold, such as the NumPy reference."
 LOOK_AT_ELEMENT = (
     "No known convention explains the failure: compute the value of the worst element by hand from the records."
 )
@@ -158,6 +159,14 @@ def no_free_run(engine: EngineEvidence, other: EngineEvidence | None) -> str:
     if other.trace is None or not len(other.trace):
         return f"{holds}, but the reference {name_of(other)} has no finished training run"
     return ""
+
+
+def wrong_reference(engine: EngineEvidence, other: EngineEvidence) -> str:
+    """A reference that fails its own checks is nothing to compare a training run with."""
+    return (
+        f"every checked step of {name_of(engine)} holds ({evidence_of(engine)}), but its training run left that of "
+        f"{name_of(other)}, which does not compute the job's function itself"
+    )
 
 
 def unexplained(engine: EngineEvidence, found: FreeRun, own: Repeats | None) -> str:
