@@ -98,6 +98,16 @@ class AfterUpdate(Simulated):
         return cross_entropy(net.forward(x, after, masks).outputs[net.layers[-1].name], labels)
 
 
+class MeanSoFar(Simulated):
+    def __init__(self, problem_: Any) -> None:
+        super().__init__(problem_)
+        self.seen: list[Any] = []
+
+    def reported(self, loss: Any, before: Arrays, after: Arrays, batch: tuple[Any, ...]) -> Any:
+        self.seen.append(loss)
+        return np.mean(self.seen, dtype=np.float32)
+
+
 def multiplied(factor: float) -> type[Simulated]:
     class Changed(Simulated):
         def gradients(self, gradients: Arrays) -> Arrays:
@@ -179,6 +189,7 @@ FAULTS: dict[str, tuple[Any, Any]] = {
     "loss.summed": (SQUARE, Summed),
     "loss.double_softmax": (SQUARE, Twice),
     "loss.includes_penalty": (small(weight_decay=WeightDecay(0.1)), WithPenalty),
+    "loss.running_mean": (small(batch=2), MeanSoFar),
     "loss.after_update": (small(rule=NESTEROV), AfterUpdate),
     "gradient.summed_over_ranks": (small(rule=MOMENTUM), multiplied(3.0)),
     "gradient.divided_twice": (small(rule=MOMENTUM), multiplied(0.25)),

@@ -201,7 +201,7 @@ CONVENTIONS = (
         "Loaders differ: torchvision's ToTensor divides by 255; Keras's data sets, Caffe's and TensorFlow's "
         "readers do not.",
         "Scale once, in one place: set the data section's divisor to 255 and remove the loader's own scaling "
-        "(Caffe: transform_param.scale 0.00390625 times 256 / 255).",
+        "(in Caffe it is transform_param scale: 0.003921569).",
         {"input": _changes(_by_255, 2)},
         1,
     ),

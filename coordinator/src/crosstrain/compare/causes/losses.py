@@ -26,7 +26,8 @@ class LossForm:
     ``clip``: probabilities are kept in [clip, 1 - clip], then, with ``renormalised``, divided by their sum again.
     ``lowest``: the smallest probability whose logarithm is taken. ``factor``: of loss and gradient;
     ``gradient_factor``: of the gradient alone. ``penalty`` times the sum of squares of the parameters whose names end
-    in ``penalised`` is added to the loss. ``after``: the loss is that of the updated parameters.
+    in ``penalised`` is added to the loss. ``after``: the loss is that of the updated parameters. With ``steps`` it
+    is the mean over these recorded steps, by their batches' sizes if ``weighted``.
     """
 
     clip: float = 0.0
@@ -38,6 +39,8 @@ class LossForm:
     penalty: float = 0.0
     penalised: str = ".weight"
     after: bool = False
+    steps: tuple[int, ...] = ()
+    weighted: bool = True
 
 
 def evaluate(form: LossForm, place: Place) -> Bounded:
@@ -46,6 +49,8 @@ def evaluate(form: LossForm, place: Place) -> Bounded:
     logits, labels = place.arithmetic.wide(place.record[f"output/{last}"]), place.record["labels"]
     if place.check.kind == "loss gradient":
         return _gradient(form, place, logits, labels)
+    if form.steps:
+        return _mean(form, place)
     incoming = 0.0
     if form.after:
         if place.check.subject != "training step":
@@ -59,6 +64,15 @@ def evaluate(form: LossForm, place: Place) -> Bounded:
         total = form.penalty * math.fsum(float(item.sum()) for item in squares)
         value, error = value + total, error + arithmetic.sum_of(sum(item.size for item in squares)) * total
     return Bounded(np.asarray(form.factor * value), form.factor * error)
+
+
+def _mean(form: LossForm, place: Place) -> Bounded:
+    """The mean of the losses that the recording pass saw at several steps."""
+    losses = np.array([float(place.records[step]["probe_loss"]) for step in form.steps])
+    sizes = np.array([len(place.records[step]["labels"]) if form.weighted else 1 for step in form.steps])
+    logits = np.abs(place.record[f"output/{place.network.layers[-1].name}"]).max()
+    value = (losses * sizes).sum() / sizes.sum()
+    return Bounded(np.asarray(value), 2 * place.arithmetic.floor * (1 + np.abs(losses).max() + logits))
 
 
 def _logits_after(place: Place) -> tuple[np.ndarray, Any]:
@@ -151,6 +165,20 @@ def _after(form: LossForm, place: Place) -> Iterator[LossForm]:
         yield replace(form, after=True)
 
 
+def _running(form: LossForm, place: Place) -> Iterator[LossForm]:
+    """Means over the epoch so far, where all its steps are recorded."""
+    if place.check.subject != "training step":
+        return
+    training = place.problem.training
+    samples = len(place.problem.data.labels)
+    per_epoch = samples // training.batch_size if training.drop_last else -(-samples // training.batch_size)
+    for first in dict.fromkeys((place.step // per_epoch * per_epoch, 0)):
+        steps = tuple(range(first, place.step + 1))
+        if len(steps) > 1 and all(step in place.records for step in steps):
+            yield replace(form, steps=steps)
+            yield replace(form, steps=steps, weighted=False)
+
+
 def multiples(form: LossForm, place: Place, least: int, inverse: bool) -> Iterator[LossForm]:
     """The gradient times a whole number, or divided by one, as the engine's values show."""
     if place.check.kind != "loss gradient":
@@ -227,6 +255,17 @@ CONVENTIONS = (
         "Report cross-entropy and penalty apart, or subtract the penalty before comparing.",
         {"loss": _penalty},
         2,
+    ),
+    Convention(
+        "loss.running_mean",
+        "Mean loss of the epoch so far",
+        "The reported loss is the mean over the steps of the epoch so far, not that of the step, in "
+        "reporting only; without "
+        "weights a smaller last batch counts as much as a whole one.",
+        "Keras's progress bar and logs; TensorFlow 2.2 and earlier weight batches equally.",
+        "Read the loss of the step itself, and weight by samples when averaging over an epoch.",
+        {"loss": _running},
+        3,
     ),
     Convention(
         "loss.after_update",

@@ -10,6 +10,7 @@ import numpy as np
 from crosstrain.compare.certificate.checks import check_records, initial_state
 from crosstrain.compare.certificate.comparison import Check, NotComparable, Problem
 from crosstrain.compare.numerics.bounds import Arrays
+from crosstrain_service.model import Dropout
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,8 @@ def certify(problem: Problem, records: Mapping[int, Arrays], case: str = "start"
     the engine computed wrong, not finite or of another shape is a failed check.
     """
     validate(problem, records)
-    return Certificate(case, tuple(check_records(problem, records)))
+    with np.errstate(all="ignore"):
+        return Certificate(case, tuple(check_records(problem, records)))
 
 
 def validate(problem: Problem, records: Mapping[int, Arrays]) -> None:
@@ -80,6 +82,7 @@ def validate(problem: Problem, records: Mapping[int, Arrays]) -> None:
     shapes = problem.model.parameter_shapes()
     wanted = {name: tuple(shape) for name, shape in shapes.items()}
     layers = [layer.name for layer in problem.model.layers]
+    dropped = [layer.name for layer in problem.model.layers if isinstance(layer, Dropout) and layer.rate]
     states = {name: value.shape for name, value in initial_state(problem).items()}
     for step in steps:
         record = records[step]
@@ -94,6 +97,8 @@ def validate(problem: Problem, records: Mapping[int, Arrays]) -> None:
         for layer in layers:
             _need(record, f"output/{layer}", step)
             _need(record, f"output_grad/{layer}", step)
+        for name in dropped:
+            _need(record, f"mask/{name}", step)
         _labels(record["labels"], problem.model.classes, record[f"output/{layers[-1]}"], step)
     if -1 in records:
         _numbers(records[-1], "the evaluation")
