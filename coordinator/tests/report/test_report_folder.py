@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from crosstrain.report import CrossRow, from_record, load_folder, load_verdict
+from crosstrain.report import CrossRow, from_record, from_runs, load_folder, load_verdict
 from crosstrain.report.__main__ import main
 from crosstrain.results import JobRecord, write_results
 from crosstrain.results.cross_evaluation import PAIR_COLUMNS
@@ -46,6 +46,16 @@ def test_a_folder_holds_what_was_watched(folder: Path) -> None:
     assert read.document
     assert read.cross == (CrossRow("=odd@1", "torch@2.13.0", 87.5, None, 16, 2, 1),)
     assert any(run.memory_after_import_bytes == 100_000_000 for run in read.runs)
+
+
+def test_a_comparison_shows_the_two_runs_alone() -> None:
+    recording = full_recording()
+    record = JobRecord(recording.job).add_all(recording.events)
+    chosen = [run.run_id for run in record.training_runs()[1:3]]
+    data = from_runs([record, record], chosen)
+    assert [run.run_id for run in data.runs] == chosen
+    assert all(run.trained for run in data.runs)
+    assert (data.job_name, data.document) == ("recorded", record.job.document)
 
 
 @pytest.mark.parametrize(

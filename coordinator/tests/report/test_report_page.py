@@ -250,6 +250,24 @@ def test_a_check_has_no_charts(data: ReportData) -> None:
     assert "Cross-evaluation" not in page.text
 
 
+def test_two_runs_of_one_engine_are_told_apart(data: ReportData) -> None:
+    first, second = data.runs[1], dataclasses.replace(data.runs[3], label=data.runs[1].label, run_id="other")
+    verdict = sample_verdict(dataclasses.replace(data, runs=(data.runs[0], first)))
+    one, other = verdict["engines"][1], copy.deepcopy(verdict["engines"][1])
+    one["label"], other["label"], other["run_id"] = (
+        "torch@2.13.0+cpu (before)",
+        "torch@2.13.0+cpu (after)",
+        "other",
+    )
+    verdict |= {"task": "compare", "engines": [other, one], "pairs": [], "envelope": None}
+    verdict["reference"] = {"engine": "torch", "version": "2.13.0+cpu", "label": one["label"]}
+    page = Page(render_report(verdict, ReportData(runs=(second, first))))
+    drawn = page.figures()["training"]["data"]
+    assert drawn["trace"]["engine"]["names"] == [one["label"], other["label"]]
+    assert set(drawn["gaps"]["engine"]["codes"]) == {1}
+    assert "(before) (reference)" in page.text
+
+
 def test_nothing_at_all() -> None:
     page = Page(render_report({}, ReportData()))
     assert_safe(page)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -130,31 +131,52 @@ def compare(
         run_a, run_b = find_runs(client, first, second)
         response = client.compare_runs(run_a, run_b)
         document = _read(client, response.verdict_digest)
+        records = _records(client, (first, run_a), (second, run_b)) if folder is not None else []
     output.document(document)
     output.text(f"{run_a} and {run_b}")
     for pair in document["pairs"]:
         _show_pair(output, pair)
     show_document(output, document)
     if folder is not None:
-        write_files(folder, document)
+        write_files(folder, document, records, (run_a, run_b))
         output.text(f"The verdict is in {folder}: verdict.json, verdict.junit.xml, report.html.")
     return int(document["exit_code"])
 
 
-def write_files(folder: Path, document: dict[str, Any]) -> None:
-    """verdict.json, verdict.junit.xml and report.html of a comparison."""
+def write_files(
+    folder: Path, document: dict[str, Any], records: Sequence[JobRecord], run_ids: Sequence[str]
+) -> None:
+    """verdict.json, verdict.junit.xml and report.html of a comparison of runs of these jobs."""
     from crosstrain.compare.verdict import junit_xml, verdict_json
-    from crosstrain.report import ReportData, write_report
+    from crosstrain.report import from_runs, write_report
     from crosstrain.results.files import replace_folder
 
     def write(aside: Path) -> dict[str, Any]:
         (aside / "verdict.json").write_text(verdict_json(document), encoding="utf-8", newline="")
         (aside / "verdict.junit.xml").write_text(junit_xml(document), encoding="utf-8", newline="")
-        data = ReportData(job_name=document["job_name"], job_id=document["job_id"], state="compared")
-        write_report(aside / "report.html", document, data)
+        write_report(aside / "report.html", document, from_runs(records, run_ids))
         return {"verdict": document["verdict"], "exit_code": document["exit_code"]}
 
     replace_folder(folder, f"comparison of {document['job_name']}", write)
+
+
+def _records(client: Client, *runs: tuple[str, str]) -> list[JobRecord]:
+    """The jobs of runs, each given as it was named and by its id, with their events; known ones only."""
+    found: dict[str, JobRecord] = {}
+    for given, run_id in runs:
+        parts = run_id.split(".")
+        names = [given.partition("/")[0], *(".".join(parts[:count]) for count in range(1, len(parts)))]
+        for name in dict.fromkeys(names):
+            try:
+                job = found[name].job if name in found else client.get_job(name)
+            except CrosstrainError:
+                continue
+            if any(record.run.run_id == run_id for record in job.runs):
+                # Watching a job that is still running would wait for its end.
+                if job.job_id not in found and job.state != coordinator_pb2.JOB_STATE_RUNNING:
+                    found[job.job_id] = JobRecord(job).add_all(client.watch_job(job.job_id, 0))
+                break
+    return list(found.values())
 
 
 def find_runs(client: Client, first: str, second: str) -> tuple[str, str]:

@@ -3,7 +3,7 @@
 ``python -m crosstrain.report FOLDER`` makes the page again from a results folder.
 """
 
-from .data import CrossRow, Epoch, ReportData, RunData, from_record
+from .data import CrossRow, Epoch, ReportData, RunData, from_record, from_runs
 from .folder import load_folder, load_verdict
 from .page import SIZE_LIMIT, render_report, write_report
 
@@ -14,6 +14,7 @@ __all__ = [
     "ReportData",
     "RunData",
     "from_record",
+    "from_runs",
     "load_folder",
     "load_verdict",
     "render_report",

@@ -222,7 +222,7 @@ def step_times(labels: Sequence[str]) -> dict[str, Any]:
 
 def time_parts(labels: Sequence[str], present: Collection[str]) -> dict[str, Any]:
     """Seconds of training by what they were spent on."""
-    chart = alt.Chart(alt.NamedData("parts")).mark_bar(stroke="#fff", strokeWidth=0.8)
+    chart = alt.Chart(alt.NamedData("parts")).mark_bar(style="segment", strokeWidth=0.8)
     y = _engine_rows(labels)
     legend = _part_legend(COMPONENTS, present)
     return _spec(
@@ -247,7 +247,7 @@ def memory(labels: Sequence[str], present: Collection[str]) -> dict[str, Any]:
     legend = _part_legend(MEMORY, present)
     return _spec(
         alt.Chart(alt.NamedData("memory"))
-        .mark_bar(stroke="#fff", strokeWidth=0.8)
+        .mark_bar(style="segment", strokeWidth=0.8)
         .encode(
             y=y,
             x=alt.X("megabytes:Q", title="Peak memory (MB)"),
@@ -269,7 +269,7 @@ def _engine_rows(labels: Sequence[str]) -> alt.Y:
 
 def _part_legend(parts: Sequence[str], present: Collection[str]) -> alt.Legend:
     """A legend of the parts that occur; all keep their colours."""
-    return alt.Legend(orient="top", title=None, columns=3, values=[part for part in parts if part in present])
+    return alt.Legend(orient="top", title=None, columns=4, values=[part for part in parts if part in present])
 
 
 def limits() -> list[dict[str, float]]:

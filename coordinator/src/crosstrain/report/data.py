@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -110,6 +110,20 @@ def from_record(record: JobRecord, cross: CrossEvaluation | None = None) -> Repo
         runs.append(run_data(values, columns, tuple(epochs), run.facts))
     rows = tuple(CrossRow(*pair) for pair in cross.pairs) if cross else ()
     return report_data(told, record.job.name, tuple(runs), rows, record.job.document)
+
+
+def from_runs(records: Sequence[JobRecord], run_ids: Collection[str]) -> ReportData:
+    """Runs of one or several jobs, as a comparison of finished runs shows them, with the jobs' documents."""
+    jobs = {record.job.job_id: record for record in records}
+    shown = [from_record(record) for record in jobs.values()]
+    return ReportData(
+        job_name=" and ".join(dict.fromkeys(data.job_name for data in shown)),
+        job_id=" and ".join(jobs),
+        state="compared",
+        remarks=tuple(dict.fromkeys(remark for data in shown for remark in data.remarks)),
+        runs=tuple(run for data in shown for run in data.runs if run.run_id in run_ids),
+        document="---\n".join(dict.fromkeys(data.document for data in shown)),
+    )
 
 
 def report_data(

@@ -188,7 +188,7 @@ def _picture(figure: Figure) -> str:
         "view": {"stroke": None},
         "axis": {"labelOverlap": "greedy", "titleFontWeight": "normal"},
         "axisY": {"minExtent": 56},
-        "style": {"mark": {"stroke": "#000"}},
+        "style": {"mark": {"stroke": "#000"}, "segment": {"stroke": "#fff"}},
     }
     svg = vl_convert.vegalite_to_svg(spec, vl_version=VEGA_LITE, config=config)
     return "data:image/svg+xml;base64," + base64.b64encode(svg.encode()).decode()

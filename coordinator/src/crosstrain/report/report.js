@@ -47,7 +47,7 @@
       axisY: { minExtent: figure === "training" ? 56 : 0 },
       legend: { labelColor: ink, titleColor: soft, labelFontSize: 12 },
       line: { strokeJoin: "round" },
-      style: { mark: { stroke: ink } }
+      style: { mark: { stroke: ink }, segment: { stroke: colour("--card") } }
     };
   }
 

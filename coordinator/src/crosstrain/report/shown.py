@@ -57,10 +57,12 @@ def reference_of(verdict: Mapping[str, Any], shown: Sequence[Shown]) -> Shown | 
 
 
 def reference_label(verdict: Mapping[str, Any]) -> str:
-    """``engine@version`` of the verdict's reference, ``reference`` if it names none."""
+    """Label of the verdict's reference, or its ``engine@version``; ``reference`` if it names none."""
     told = verdict.get("reference")
     if not isinstance(told, Mapping) or not told.get("engine"):
         return "reference"
+    if told.get("label"):
+        return str(told["label"])
     return f"{told['engine']}@{told['version']}" if told.get("version") else str(told["engine"])
 
 
