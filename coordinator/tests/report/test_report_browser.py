@@ -151,6 +151,17 @@ def test_without_script_and_on_paper_there_are_pictures(chromium: Any, report: P
         assert page.locator(".live canvas:visible").count() == 0
 
 
+def test_a_chart_that_cannot_be_drawn_keeps_its_picture(chromium: Any, report: Path, tmp_path: Path) -> None:
+    broken = tmp_path / "report.html"
+    text = report.read_text(encoding="utf-8")
+    assert text.count('"times":{"spec":{"layer":') == 1
+    broken.write_text(text.replace('"times":{"spec":{"layer":', '"times":{"spec":{"odd":'), encoding="utf-8")
+    with opened(chromium, broken) as (page, told):
+        assert len(told) == 1 and told[0].startswith("error: chart times")
+        assert page.locator("[data-figure=times] .picture").is_visible()
+        assert page.locator("[data-figure=parts].drawn").count() == 1
+
+
 def test_hostile_names_run_nothing(chromium: Any, tmp_path: Path) -> None:
     hostile = "</script><script>alert(1)</script><img src=x onerror=alert(2)>'\"><svg onload=alert(3)>"
     data = sample_data()

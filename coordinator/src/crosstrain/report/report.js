@@ -148,6 +148,7 @@
   function drawAll() {
     return Promise.all(Object.keys(figures).map(function (name) {
       return draw(name).catch(function (error) {
+        document.querySelector('[data-figure="' + name + '"]').classList.add("failed");
         console.error("chart " + name + ": " + error.message);
       });
     })).then(function () { document.documentElement.setAttribute("data-ready", "yes"); });
