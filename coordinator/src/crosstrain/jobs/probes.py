@@ -28,8 +28,8 @@ START, RATE_CHANGE, LAST_BATCH = "start", "rate-change", "last-batch"
 MAX_TEST_ROWS = 256
 _SMALLEST_BATCH = 2
 _FLOAT = 4
-#: Recorded once per parameter: before, after, gradient, and as much again for two tensors of state.
-_COPIES = 7
+#: Tensors of a parameter's shape in a record: itself before and after, its gradient, and state before and after.
+_COPIES = {"rmsprop": 5, "adagrad": 5, "adam": 7, "adadelta": 7}
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,8 @@ class ProbePlanner:
 
     def cases(self, base: run_pb2.TrainSpec, rates: NDArray[np.float64]) -> list[run_pb2.ProbeCase]:
         """The cases for an engine that is asked to train ``base`` with these learning rates, one per step."""
-        batch = probe_batch(self.model, base.training.batch_size, self.spec.verdict.probe_record_mib)
+        rule = base.training.optimizer.WhichOneof("rule") or ""
+        batch = probe_batch(self.model, base.training.batch_size, self.spec.verdict.probe_record_mib, rule)
         rows = documents.training_rows(self.spec, base.train.samples)
         return list(self._cases(base, rates, batch, rows))
 
@@ -110,13 +111,13 @@ class ProbePlanner:
         return int(np.clip(budget // (_FLOAT * _values_per_sample(self.model)), _SMALLEST_BATCH, MAX_TEST_ROWS))
 
 
-def probe_batch(model: Model, batch_size: int, record_mib: int) -> int:
+def probe_batch(model: Model, batch_size: int, record_mib: int, rule: str = "sgd") -> int:
     """The job's batch size, cut so that one recorded step takes at most ``record_mib`` MiB in float32.
 
-    At least 2 (1 if the job's is 1), however large the network is.
+    At least 2 (1 if the job's is 1), however large the network is. ``rule`` is the update rule's name.
     """
     parameters = sum(int(np.prod(shape)) for shape in model.parameter_shapes().values())
-    room = (record_mib << 20) - _FLOAT * _COPIES * parameters
+    room = (record_mib << 20) - _FLOAT * _COPIES.get(rule, 5) * parameters
     # An output and the gradient with respect to it are recorded for every layer.
     fitting = room // (2 * _FLOAT * _values_per_sample(model))
     return min(batch_size, max(_SMALLEST_BATCH, fitting))
