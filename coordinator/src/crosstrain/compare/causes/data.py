@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 
 from crosstrain.compare.causes.convention import Convention, Place
+from crosstrain.compare.causes.losses import LossForm
+from crosstrain.compare.causes.operations import Operation, OtherInput
 from crosstrain.compare.causes.rounding import BFLOAT16, TF32, Format, rounded
 from crosstrain.compare.certificate.platform_streams import masks_of_step, rows_of_step
 from crosstrain.compare.numerics.bounds import Bounded
@@ -94,6 +96,17 @@ def _changes(change: Callable[[np.ndarray], Iterator[Change]], roundings: int = 
     return vary
 
 
+def _inside(change: Callable[[np.ndarray], Iterator[Change]], roundings: int = 0) -> Any:
+    """The same changes made inside the engine, between the batch that it was given and its first layer."""
+
+    def vary(operation: Operation, place: Place) -> Iterator[Operation]:
+        if place.index == 0:
+            for item in change(place.x):
+                yield OtherInput(operation, item, 2 * roundings * place.arithmetic.unit)
+
+    return vary
+
+
 def _by_255(value: np.ndarray) -> Iterator[Change]:
     yield lambda v: v * 255.0
     yield lambda v: v / 255.0
@@ -134,12 +147,12 @@ def _transposed(value: np.ndarray) -> Iterator[Change]:
         yield lambda v: v.swapaxes(2, 3).reshape(v.shape)
 
 
-def _rounded(to: Format) -> Any:
+def _rounded(to: Format) -> Callable[[np.ndarray], Iterator[Change]]:
     def changes(value: np.ndarray) -> Iterator[Change]:
         yield lambda v: rounded(v, to)
         yield lambda v: rounded(v, to, truncate=True)
 
-    return _changes(changes)
+    return changes
 
 
 def _added(shift: int, classes: int | None) -> Change:
@@ -151,6 +164,14 @@ def _labels_shifted(reading: Reading, place: Place) -> Iterator[Reading]:
     for shift in (1, -1):
         yield reading.with_change(_added(shift, None))
         yield reading.with_change(_added(shift, classes))
+
+
+def _labels_inside(form: LossForm, place: Place) -> Iterator[LossForm]:
+    """The same change made inside the engine, between the labels that it was given and the loss."""
+    if form.labels is None:
+        for shift in (1, -1):
+            for classes in (None, place.problem.model.classes):
+                yield replace(form, labels=_added(shift, classes))
 
 
 def _other_type(reading: Reading, place: Place) -> Iterator[Reading]:
@@ -202,7 +223,7 @@ CONVENTIONS = (
         "readers do not.",
         "Scale once, in one place: set the data section's divisor to 255 and remove the loader's own scaling "
         "(in Caffe it is transform_param scale: 0.003921569).",
-        {"input": _changes(_by_255, 2)},
+        {"input": _changes(_by_255, 2), "layer": _inside(_by_255, 2)},
         1,
     ),
     Convention(
@@ -221,7 +242,7 @@ CONVENTIONS = (
         "Channels are read in another order: last instead of first, or blue-green-red instead of red-green-blue.",
         "TensorFlow and Keras keep channels last by default; OpenCV and Caffe models read BGR.",
         "Give (N, C, H, W): x.transpose(0, 3, 1, 2) for channels-last data; x[:, ::-1] turns BGR into RGB.",
-        {"input": _changes(_channels)},
+        {"input": _changes(_channels), "layer": _inside(_channels)},
         3,
     ),
     Convention(
@@ -230,7 +251,7 @@ CONVENTIONS = (
         "Every image is transposed: rows are read as columns.",
         "Column-major files (MATLAB's .mat), and reshapes to (W, H) where (H, W) is meant.",
         "Swap the two axes once when reading: x.swapaxes(2, 3).",
-        {"input": _changes(_transposed)},
+        {"input": _changes(_transposed), "layer": _inside(_transposed)},
         3,
     ),
     Convention(
@@ -239,7 +260,7 @@ CONVENTIONS = (
         "The batch holds values of 11 significant bits, as TF32 has them.",
         "Casts before the step on GPUs with TF32.",
         "Keep the batch in float32; switch TF32 off (torch.backends.cudnn.allow_tf32 = False).",
-        {"input": _rounded(TF32)},
+        {"input": _changes(_rounded(TF32)), "layer": _inside(_rounded(TF32))},
         4,
     ),
     Convention(
@@ -248,7 +269,7 @@ CONVENTIONS = (
         "The batch holds values of 8 significant bits, as bfloat16 has them.",
         "Mixed precision policies cast the batch (Keras mixed_bfloat16, torch.autocast).",
         "Keep the batch in float32: no mixed precision policy, no autocast.",
-        {"input": _rounded(BFLOAT16)},
+        {"input": _changes(_rounded(BFLOAT16)), "layer": _inside(_rounded(BFLOAT16))},
         4,
     ),
     Convention(
@@ -257,7 +278,7 @@ CONVENTIONS = (
         "Class numbers are one too high or too low, so that every sample is trained towards a neighbour class.",
         "Torch7 counts labels from 1, and so do R data sets and many CSV files; all others count from 0.",
         "Subtract the smallest label once when importing, so that labels are 0 to K - 1.",
-        {"labels": _labels_shifted},
+        {"labels": _labels_shifted, "loss": _labels_inside},
         2,
     ),
     Convention(

@@ -11,7 +11,7 @@ from crosstrain.compare.causes import evaluation
 from crosstrain.compare.causes.convention import Convention, Place, stage_of
 from crosstrain.compare.causes.data import Change, Reading
 from crosstrain.compare.causes.operations import Operation
-from crosstrain.compare.causes.search import Ids, Match, ratio_of, search, search_update
+from crosstrain.compare.causes.search import Ids, Match, ratio_of, search, search_pairs, search_update
 from crosstrain.compare.causes.table import BY_ID, CONVENTIONS
 from crosstrain.compare.causes.update_place import UpdatePlace
 from crosstrain.compare.certificate.certify import Certificate
@@ -109,6 +109,7 @@ class _Explanation:
         self.network = bounds.network_of(problem.model)
         self.matches: dict[int, list[Match]] = {}
         self.followed: dict[int, Ids] = {}
+        self.tried: set[tuple[str, str, str]] = set()
 
     def place(self, index: int) -> Place:
         return Place(self.problem, self.network, self.records, self.failed[index])
@@ -136,21 +137,42 @@ class _Explanation:
             for item in match.ids
             if len(match.ids) == 1
         }
-        return (search(place, before) if before else []) or search(place)
+        found = search(place, before) if before else []
+        if found:
+            return found
+        # Pairs are many: they are tried once for every layer and kind, later checks try those that were found.
+        key = (stage, check.layer, check.kind)
+        known = {
+            match.ids
+            for other, matches in self.matches.items()
+            for match in matches
+            if len(match.ids) == 2 and stage_of(self.failed[other]) == stage and self.failed[other].layer == check.layer
+        }
+        found = search(place, pairs=key not in self.tried and not known)
+        self.tried.add(key)
+        return found or search_pairs(place, known)
 
     def _updates(self) -> None:
         steps: dict[int, list[int]] = {}
         for index, check in enumerate(self.failed):
             if stage_of(check) == "update":
                 steps.setdefault(check.step, []).append(index)
+        places = {
+            step: UpdatePlace(self.problem, self.network, self.records, step, tuple(self.failed[i] for i in indices))
+            for step, indices in steps.items()
+        }
         seen: dict[int, list[Match]] = {}
-        for step, indices in steps.items():
-            failed = tuple(self.failed[index] for index in indices)
-            place = UpdatePlace(self.problem, self.network, self.records, step, failed)
-            known = {match.ids for found in seen.values() for match in found if len(match.ids) == 2}
-            seen[step] = (search_update(place, known) if known else []) or search_update(place)
+        pairs = True
+        for step, place in places.items():
+            seen[step] = search_update(place, pairs=pairs)
+            # Pairs are many: they are tried at one step, and those that were found at all of them.
+            pairs = pairs and any(len(match.ids) == 1 for match in seen[step])
+        known = {match.ids for found in seen.values() for match in found if len(match.ids) == 2}
+        for step, place in places.items():
+            if known and not any(len(match.ids) == 2 for match in seen[step]):
+                seen[step] = [*seen[step], *search_update(place, known)]
             if not seen[step]:
-                self._follow(place, indices)
+                self._follow(place, steps[step])
         self._one_factor(seen)
         for step, indices in steps.items():
             for index in indices:

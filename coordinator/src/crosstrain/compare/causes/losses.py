@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -47,15 +47,19 @@ def evaluate(form: LossForm, place: Place) -> Bounded:
     """The loss or its gradient, as the place asks for."""
     last = place.network.layers[-1].name
     logits, labels = place.arithmetic.wide(place.record[f"output/{last}"]), place.record["labels"]
+    if form.labels is not None:
+        labels = form.labels(labels)
+        if labels.min() < 0 or labels.max() >= logits.shape[1]:
+            raise ValueError("no such class")
     if place.check.kind == "loss gradient":
         return _gradient(form, place, logits, labels)
     if form.steps:
         return _mean(form, place)
     incoming = 0.0
-    if form.after:
+    if form.after or form.ahead:
         if place.check.subject != "training step":
             raise ValueError("the recording pass comes before the update")
-        logits, incoming = _logits_after(place)
+        logits, incoming = _logits_at(place, _ahead(place) if form.ahead else group(place.record, "parameter_after"))
     arithmetic = place.arithmetic
     value = _loss(form, logits, labels)
     error = arithmetic.floor * (1 + abs(value) + np.abs(logits).max()) + 2 * np.max(incoming)
@@ -75,9 +79,18 @@ def _mean(form: LossForm, place: Place) -> Bounded:
     return Bounded(np.asarray(value), 2 * place.arithmetic.floor * (1 + np.abs(losses).max() + logits))
 
 
-def _logits_after(place: Place) -> tuple[np.ndarray, Any]:
+def _ahead(place: Place) -> dict[str, np.ndarray]:
+    """The parameters after a step of the old velocity alone."""
+    momentum = place.problem.training.rule.momentum
+    if not momentum:
+        raise ValueError("no momentum")
+    velocity = {name: place.arithmetic.wide(value) for name, value in group(place.record, "state").items()}
+    return {name: value - momentum * velocity[f"{name}.velocity"] for name, value in place.params.items()}
+
+
+def _logits_at(place: Place, parameters: Mapping[str, np.ndarray]) -> tuple[np.ndarray, Any]:
     arithmetic = place.arithmetic
-    params = {name: arithmetic.wide(value) for name, value in group(place.record, "parameter_after").items()}
+    params = {name: arithmetic.wide(value) for name, value in parameters.items()}
     masks = {name: arithmetic.wide(value) for name, value in group(place.record, "mask").items()}
     x = Bounded(arithmetic.wide(place.record["input"]))
     for layer in place.network.layers:
@@ -86,6 +99,10 @@ def _logits_after(place: Place) -> tuple[np.ndarray, Any]:
 
 
 def _loss(form: LossForm, logits: np.ndarray, labels: np.ndarray) -> Any:
+    weights = form.weights(len(labels))
+    if weights is not None:
+        each = [cross_entropy(logits[row : row + 1], labels[row : row + 1]) for row in range(len(labels))]
+        return (weights * np.array(each)).mean()
     if form.twice:
         return cross_entropy(softmax(logits), labels)
     if not form.clip and not form.lowest:
@@ -123,7 +140,10 @@ def _gradient(form: LossForm, place: Place, logits: np.ndarray, labels: np.ndarr
         outer = np.where(inside, outer, 0)
         value = (outer - share * outer.sum(axis=1, keepdims=True)) / len(labels)
         wanted = Bounded(value, 2 * np.asarray(wanted.error) + arithmetic.floor * share / len(labels))
-    factor = form.factor * form.gradient_factor
+    factor: Any = form.factor * form.gradient_factor
+    weights = form.weights(len(labels))
+    if weights is not None:
+        factor = factor * weights[:, None]
     product = wanted.value * factor
     return Bounded(product, factor * np.asarray(wanted.error) + (factor != 1) * arithmetic.floor * np.abs(product))
 
@@ -177,6 +197,27 @@ def _running(form: LossForm, place: Place) -> Iterator[LossForm]:
         if len(steps) > 1 and all(step in place.records for step in steps):
             yield replace(form, steps=steps)
             yield replace(form, steps=steps, weighted=False)
+
+
+def lookahead(form: LossForm, place: Place) -> Iterator[LossForm]:
+    """The loss at the weights that the old velocity leads to."""
+    if place.check.kind == "loss":
+        yield replace(form, ahead=True)
+
+
+def _shards(form: LossForm, place: Place) -> Iterator[LossForm]:
+    samples = len(place.record["labels"])
+    for ranks in range(2, min(samples, 9)):
+        if samples % ranks:
+            yield replace(form, shards=lambda count, ranks=ranks: _sizes(np.arange(count) * ranks // count))
+            yield replace(form, shards=lambda count, ranks=ranks: _sizes(np.arange(count) % ranks))
+            yield replace(form, shards=lambda count, ranks=ranks: _sizes(np.repeat(
+                np.arange(ranks), [len(part) for part in np.array_split(np.arange(count), ranks)])))
+
+
+def _sizes(shard: np.ndarray) -> np.ndarray:
+    """The size of each sample's shard."""
+    return np.bincount(shard)[shard]
 
 
 def multiples(form: LossForm, place: Place, least: int, inverse: bool) -> Iterator[LossForm]:
@@ -265,6 +306,16 @@ CONVENTIONS = (
         "Keras's progress bar and logs; TensorFlow 2.2 and earlier weight batches equally.",
         "Read the loss of the step itself, and weight by samples when averaging over an epoch.",
         {"loss": _running},
+        3,
+    ),
+    Convention(
+        "loss.mean_of_means",
+        "Mean of the means of unequal shards",
+        "Every rank takes the mean over its own samples and the means are averaged as if all ranks had equally many, so "
+        "that samples of smaller shards count more.",
+        "Data parallel training in every framework where the batch is not a multiple of the number of ranks.",
+        "Weight each rank's mean by its number of samples, or use a batch size that the number of ranks divides.",
+        {"loss": _shards},
         3,
     ),
     Convention(

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from crosstrain.compare.causes.convention import Convention
+from crosstrain.compare.causes.losses import lookahead
 from crosstrain.compare.numerics.forms import Form, with_rule
 
 

@@ -110,6 +110,21 @@ class OtherWeight(Wrapped):
         return dx, {**gradients, self._name: Bounded(self.back(value), self.back(np.zeros_like(value) + error))}
 
 
+class OtherInput(Wrapped):
+    """The operation of another input; ``relative`` bounds the rounding of the change."""
+
+    def __init__(self, inner: Operation, change: Tensor, relative: float = 0.0) -> None:
+        super().__init__(inner)
+        self.change, self.relative = change, relative
+
+    def forward(self, x: Bounded, settings: Settings) -> Bounded:
+        value = self.change(x.value)
+        return self.inner.forward(Bounded(value, self.relative * np.abs(value)), settings)
+
+    def backward(self, dy: Bounded, x: np.ndarray, settings: Settings) -> tuple[Bounded, Gradients]:
+        return self.inner.backward(dy, self.change(x), settings)
+
+
 class Rearranged(Wrapped):
     """The operation's output rearranged by ``there``, for layers without parameters; ``back`` undoes it."""
 

@@ -10,7 +10,7 @@ import numpy as np
 from crosstrain.compare.causes import data, evaluation, losses
 from crosstrain.compare.causes.convention import Convention, Place, stage_of
 from crosstrain.compare.causes.operations import Operation, Settings
-from crosstrain.compare.causes.table import of_stage
+from crosstrain.compare.causes.table import BY_ID, of_stage
 from crosstrain.compare.causes.update_place import UpdatePlace
 from crosstrain.compare.certificate.comparison import ratios
 from crosstrain.compare.numerics.bounds import Bounded
@@ -18,6 +18,9 @@ from crosstrain_reference import BatchNorm
 
 Ids = tuple[str, ...]
 #: Errors that mean "this alternative does not apply here".
+_PAIRED = ("layer", "input", "weights", "loss")
+# Products of one evaluation up to which pairs are tried.
+_LARGEST = 20_000_000
 NOT_HERE = (ValueError, KeyError, IndexError, StopIteration, ZeroDivisionError)
 
 
@@ -97,8 +100,8 @@ def narrowed(place: Place) -> Place:
     return Place(place.problem, place.network, {place.step: record}, check)
 
 
-def search(place: Place, only: Collection[str] | None = None) -> list[Match]:
-    """Conventions that explain a check: all single ones that do, or else all pairs that do.
+def search(place: Place, only: Collection[str] | None = None, pairs: bool = True) -> list[Match]:
+    """Conventions that explain a check: all single ones that do, or else, with ``pairs``, all pairs that do.
 
     ``only`` limits the search to some single conventions.
     """
@@ -111,7 +114,7 @@ def search(place: Place, only: Collection[str] | None = None) -> list[Match]:
         match = _best(place, small, stage, convention, [start])
         if match:
             found.append(Match((convention.id,), *match))
-    if found or only is not None or stage not in ("layer", "input", "weights", "loss"):
+    if found or only is not None or not pairs or stage not in _PAIRED or _work(small) > _LARGEST:
         return found
     for first in conventions:
         starts = list(_varied(first, stage, start, small))
@@ -122,6 +125,30 @@ def search(place: Place, only: Collection[str] | None = None) -> list[Match]:
                 if match and ids not in [item.ids for item in found]:
                     found.append(Match(ids, *match))
     return found
+
+
+def search_pairs(place: Place, only: Collection[Ids]) -> list[Match]:
+    """Those of some pairs that explain a check."""
+    stage = stage_of(place.check)
+    small, start = narrowed(place), canonical(place, stage)
+    found = []
+    for ids in only:
+        for one, two in (ids, ids[::-1]):
+            first, second = BY_ID[one], BY_ID[two]
+            if stage in first.vary and stage in second.vary and ids not in [item.ids for item in found]:
+                match = _best(place, small, stage, second, list(_varied(first, stage, start, small)))
+                if match:
+                    found.append(Match(ids, *match))
+    return found
+
+
+def _work(place: Place) -> int:
+    """Products of one evaluation of a layer; thousands of them are formed for pairs."""
+    if stage_of(place.check) != "layer":
+        return 0
+    weight = place.params.get(place.layer.name + ".weight")
+    outputs = place.dy.size if place.check.kind != "forward" else place.found.size
+    return outputs * (1 if weight is None else weight.size // len(weight))
 
 
 def _best(
@@ -149,36 +176,44 @@ def _again(convention: Convention, stage: str, start: Any, place: Place, compute
         yield computed
 
 
-def search_update(place: UpdatePlace, only: Collection[Ids] | None = None) -> list[Match]:
-    """Conventions that explain all of one step's update and state.
+def search_update(place: UpdatePlace, only: Collection[Ids] | None = None, pairs: bool = True) -> list[Match]:
+    """Conventions that explain all of one step's update and state: single ones, or else, with ``pairs``, two.
 
-    An alternative must also keep what holds: it is the rule of the whole step. Everything is tried on a sample first.
+    An alternative must also keep what holds: it is the rule of the whole step. As in the checks, the gradient that was
+    used may be the recorded one, or differ by another order of summation, or come from a pass of its own. Everything
+    is tried on a sample first.
     """
-    found = _update(place, place.sampled(), only)
-    if not found:
-        loose = place.with_errors(place.local)
-        found = _update(loose, loose.sampled(), only)
+    tiers = [lambda: place, lambda: place.with_errors(place.local), lambda: place.with_errors(place.own_pass)]
+    for tried in (_singles, _pairs) if pairs else (_singles,):
+        for tier in tiers:
+            whole = tier()
+            found = tried(whole, whole.sampled(), only)
+            if found:
+                return found
+    return []
+
+
+def _singles(place: UpdatePlace, small: UpdatePlace, only: Collection[Ids] | None) -> list[Match]:
+    start = place.canonical()
+    found = []
+    for convention in of_stage("update"):
+        if only is None or (convention.id,) in only:
+            forms = list(_varied(convention, "update", start, small))
+            match = _best_form(place, small, forms, convention.id == "optimizer.other_rule")
+            if match:
+                found.append(Match((convention.id,), *match))
     return found
 
 
-def _update(place: UpdatePlace, small: UpdatePlace, only: Collection[Ids] | None) -> list[Match]:
-    conventions = of_stage("update")
+def _pairs(place: UpdatePlace, small: UpdatePlace, only: Collection[Ids] | None) -> list[Match]:
+    conventions = [item for item in of_stage("update") if item.id != "optimizer.other_rule"]
     start = place.canonical()
-    found = []
     singles = {item.id: list(_varied(item, "update", start, small)) for item in conventions}
-    for convention in conventions:
-        if only is None or (convention.id,) in only:
-            match = _best_form(place, small, singles[convention.id], convention.id == "optimizer.other_rule")
-            if match:
-                found.append(Match((convention.id,), *match))
-    if found:
-        return found
+    found = []
     for index, first in enumerate(conventions):
         for second in conventions[index + 1 :]:
             ids = tuple(sorted((first.id, second.id)))
-            if "optimizer.other_rule" in ids or first.family == second.family == "gradient":
-                continue
-            if only is not None and ids not in only:
+            if first.family == second.family == "gradient" or (only is not None and ids not in only):
                 continue
             # Factors that are read off the data come last.
             one, two = (first, second) if first.id != "rate.scaled" else (second, first)

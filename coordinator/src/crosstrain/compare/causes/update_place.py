@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from crosstrain.compare.certificate.comparison import Check, Problem, group, ratios
+from crosstrain.compare.certificate.update_checks import gradient_distance
 from crosstrain.compare.numerics import bounds, forms, updates
 from crosstrain.compare.numerics.bounds import Arrays, Bounded
 from crosstrain.compare.numerics.forms import Form, Start, canonical_form
@@ -17,7 +18,7 @@ from crosstrain.compare.numerics.losses import loss_gradient
 from crosstrain_reference import BatchNorm, Network, Trace
 
 # Elements of every tensor that an alternative is tried on first.
-_SAMPLE = 48
+_SAMPLE = 24
 
 
 @dataclass
@@ -108,6 +109,11 @@ class UpdatePlace:
                 found.update({name: 2 * np.asarray(value.error) for name, value in own.items()})
             before = f"output/{layer.name}"
         return found
+
+    @cached_property
+    def own_pass(self) -> dict[str, Any]:
+        """How far two correct passes may be apart."""
+        return dict(gradient_distance(self.network, self.record, bounds.arithmetic_of(self.problem.dtype)))
 
     def evaluate(self, form: Form) -> tuple[dict[str, Bounded], dict[str, Bounded]]:
         """Parameters and state after the update in a form; ``ValueError`` or ``KeyError`` where it cannot be had."""
