@@ -72,6 +72,22 @@ class Summed(Simulated):
         return cross_entropy_gradient(logits, labels) * np.float32(len(labels))
 
 
+class MeanOfMeans(Simulated):
+    """Two ranks, the first of which has a sample more than the second."""
+
+    def _weights(self, count: int) -> np.ndarray:
+        sizes = np.array([(count + 1) // 2, count // 2])
+        return np.repeat(count / 2 / sizes, sizes).astype(np.float32)
+
+    def loss(self, logits: np.ndarray, labels: np.ndarray) -> Any:
+        rows = range(len(labels))
+        each = np.array([cross_entropy(logits[row : row + 1], labels[row : row + 1]) for row in rows])
+        return (each * self._weights(len(labels))).mean()
+
+    def loss_gradient(self, logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
+        return cross_entropy_gradient(logits, labels) * self._weights(len(labels))[:, None]
+
+
 class Twice(Simulated):
     def loss(self, logits: np.ndarray, labels: np.ndarray) -> Any:
         return cross_entropy(softmax(logits), labels)
@@ -189,6 +205,7 @@ FAULTS: dict[str, tuple[Any, Any]] = {
     "loss.summed": (SQUARE, Summed),
     "loss.double_softmax": (SQUARE, Twice),
     "loss.includes_penalty": (small(weight_decay=WeightDecay(0.1)), WithPenalty),
+    "loss.mean_of_means": (SQUARE, MeanOfMeans),
     "loss.running_mean": (small(batch=2), MeanSoFar),
     "loss.after_update": (small(rule=NESTEROV), AfterUpdate),
     "gradient.summed_over_ranks": (small(rule=MOMENTUM), multiplied(3.0)),

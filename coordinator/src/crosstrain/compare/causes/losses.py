@@ -27,7 +27,9 @@ class LossForm:
     ``lowest``: the smallest probability whose logarithm is taken. ``factor``: of loss and gradient;
     ``gradient_factor``: of the gradient alone. ``penalty`` times the sum of squares of the parameters whose names end
     in ``penalised`` is added to the loss. ``after``: the loss is that of the updated parameters. With ``steps`` it
-    is the mean over these recorded steps, by their batches' sizes if ``weighted``.
+    is the mean over these recorded steps, by their batches' sizes if ``weighted``. ``ahead``: the loss is that of the
+    parameters that momentum leads to. ``labels`` changes the labels; ``shards`` gives, from the number of samples, the
+    size of the shard that each belongs to.
     """
 
     clip: float = 0.0
@@ -41,6 +43,16 @@ class LossForm:
     after: bool = False
     steps: tuple[int, ...] = ()
     weighted: bool = True
+    ahead: bool = False
+    labels: Callable[[np.ndarray], np.ndarray] | None = None
+    shards: Callable[[int], np.ndarray] | None = None
+
+    def weights(self, samples: int) -> np.ndarray | None:
+        """What each sample's loss counts, the mean being 1; None where all count the same."""
+        if self.shards is None:
+            return None
+        sizes = self.shards(samples)
+        return np.asarray(samples / sizes / (1 / sizes).sum())
 
 
 def evaluate(form: LossForm, place: Place) -> Bounded:

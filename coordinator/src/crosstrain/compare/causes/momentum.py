@@ -90,7 +90,7 @@ CONVENTIONS = (
         "The gradient is that of the weights moved by the old velocity, not of the weights themselves.",
         "Torch7's optim.nag, Nesterov's original form.",
         "Use sgd with nesterov = true (dampening 0), which is the same method in the weights' own variables.",
-        {"update": _ahead},
+        {"update": _ahead, "loss": lookahead},
         3,
     ),
 )
