@@ -141,6 +141,7 @@ def _faults() -> Iterator[Fault]:
     yield plant("loss.double_softmax", "plain", (TORCH, TF), "loss")
     yield plant("loss.includes_penalty", "decay", (*FAST, KERAS), "decay")
     yield plant("loss.after_update", "plain", (TORCH, CAFFE), "reduction")
+    yield plant("loss.mean_of_means", "odd_batch", (TORCH,), "parallel")
 
     yield plant("gradient.summed_over_ranks", "zeros", FAST, "parallel")
     yield plant("gradient.summed_over_ranks.hook", "plain", (TORCH,), "parallel")

@@ -78,6 +78,7 @@ def _update(name: str, rule: Rule, rates: Any = 0.1, **options: Any) -> None:
 _net("plain", (2, 6, 6), _convolutional())
 _net("plain_rates", (2, 6, 6), _convolutional(), rates=[0.1, 0.05, 0.2, 0.01])
 _net("small_values", (2, 6, 6), _convolutional(), pixels=_images((2, 6, 6), 10) * np.float32(2e-5))
+_net("odd_batch", (2, 6, 6), _convolutional(), batch=5)
 _net("labels_low", (2, 6, 6), _convolutional(), labels=np.arange(10) % 3)
 _net("labels_high", (2, 6, 6), _convolutional(), labels=np.arange(10) % 3 + 1)
 _net("bytes", (2, 6, 6), _convolutional(), divisor=255.0,

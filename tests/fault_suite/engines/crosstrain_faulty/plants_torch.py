@@ -1,6 +1,7 @@
 """Plants in PyTorch: other operations in the network, or another use of ``torch.optim``."""
 
 import contextlib
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -210,7 +211,12 @@ class MomentumMissing(OnOptimizer):
 
 
 class LookAhead(OnOptimizer):
-    """Gradients taken where momentum is about to lead, then the usual update of the parameters before that."""
+    """Nesterov's original form: gradients taken where momentum is about to lead, then the plain update of the
+    parameters before that.
+    """
+
+    def training(self):
+        return replace(self.asked_training, rule=replace(self.asked_training.rule, nesterov=False))
 
     def train(self, engine, loop):
         rule = self._rule

@@ -323,8 +323,8 @@ CONVENTIONS = (
     Convention(
         "loss.mean_of_means",
         "Mean of the means of unequal shards",
-        "Every rank takes the mean over its own samples and the means are averaged as if all ranks had equally many, so "
-        "that samples of smaller shards count more.",
+        "Every rank takes the mean over its own samples and the means are averaged as if all ranks had equally many, "
+        "so that samples of smaller shards count more.",
         "Data parallel training in every framework where the batch is not a multiple of the number of ranks.",
         "Weight each rank's mean by its number of samples, or use a batch size that the number of ranks divides.",
         {"loss": _shards},
