@@ -29,6 +29,7 @@ model: cnn2
 training: {epochs: 1, max_steps: %d, batch_size: 64, optimizer: {sgd: {learning_rate: 0.05, momentum: 0.9}}}
 engines: [%s]
 cross_evaluate: false
+verdict: {judge: false}
 """
 
 

@@ -42,6 +42,7 @@ training:
 engines: [slow]
 repeats: {RUNS}
 cross_evaluate: false
+verdict: {{judge: false}}
 execution: {{checkpoint_every_steps: 7, threads: 1}}
 """
 

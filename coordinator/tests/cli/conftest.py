@@ -71,6 +71,7 @@ training:
   optimizer: {sgd: {learning_rate: 0.1}}
 engines: [torch, reference]
 cross_evaluate: false
+verdict: {judge: false}
 """
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from crosstrain.client import Client
+from crosstrain.compare.verdict import read_verdict
 from crosstrain_protos.v1 import coordinator_pb2, run_pb2
 from crosstrain_service.errors import CrosstrainError
 from doubles.fake_service import FakeService
@@ -117,6 +118,48 @@ def test_a_kill_while_jobs_are_created_leaves_each_of_them_once(
         process.close()
     assert set(services[0].executions.values()) == {1}
     assert len(services[0].executions) == len(names)
+
+
+def test_kills_while_probing_and_judging_give_one_verdict(
+    tmp_path: Path, url: str, services: list[FakeService]
+) -> None:
+    process = CoordinatorProcess(tmp_path, "--database-url", url)
+    process.start()
+    client = Client(process.address)
+    try:
+        for service in services:
+            client.register_service(service.name, service.address)
+        train, test = upload_dataset(client), upload_dataset(client, 8, seed=1)
+        text = document("torch", "lasagne", verdict="{steps: [0], envelope: 1}")
+        client.create_job(text, train, test, "j")
+        seen: list[coordinator_pb2.JobEvent] = []
+        watcher = threading.Thread(target=lambda: seen.extend(client.watch_job("j")))
+        watcher.start()
+        moments = random.Random(int(time.time()))
+        for _ in range(KILLS):
+            time.sleep(moments.uniform(0.0, 3.0))
+            process.kill()
+            process.start()
+        watcher.join(timeout=90)
+        assert not watcher.is_alive()
+        job = client.get_job("j")
+        document_found = read_verdict(client.read(job.verdict_digest))
+    finally:
+        client.close()
+        process.close()
+    assert job.state == coordinator_pb2.JOB_STATE_SUCCEEDED
+    check_events(seen)
+    assert sum(event.WhichOneof("event") == "verdict_reached" for event in seen) == 1
+    assert coordinator_pb2.Verdict.Name(job.verdict) == f"VERDICT_{document_found['verdict']}"
+    executions = services[0].executions + services[1].executions
+    assert set(executions.values()) == {1}
+    checked = [
+        event.run_changed.run.run_id
+        for event in seen
+        if event.WhichOneof("event") == "run_changed" and event.run_changed.certificate_digest
+    ]
+    assert sorted(set(checked)) == sorted(run.run.run_id for run in job.runs if run.certificate_digest)
+    assert len(set(checked)) == 2
 
 
 def test_the_process_ends_when_told_and_stays_small(tmp_path: Path, services: list[FakeService]) -> None:
