@@ -56,6 +56,14 @@ def test_fewer_seeds_than_needed_are_inconclusive() -> None:
     assert (single.equivalent, single.p_value, single.needed_seeds) == (None, None, None)
 
 
+def test_seeds_are_planned_with_the_upper_limit_of_the_deviation() -> None:
+    """Of two differences: 3.95 times the deviation found, since the 0.2 quantile of chi2(1) is 0.0642."""
+    found = tost(_seeds([0.981, 0.979]), _seeds([0.98, 0.98]), 0.01)
+    assert found is not None
+    assert found.needed_seeds == needed_seeds(3.947 * np.sqrt(2) * 0.001, 0.01)
+    assert found.needed_seeds != needed_seeds(np.sqrt(2) * 0.001, 0.01)
+
+
 def test_equal_accuracies_of_enough_seeds_are_equivalent() -> None:
     same = _seeds([0.97, 0.98, 0.99])
     found = tost(same, same, 0.01)

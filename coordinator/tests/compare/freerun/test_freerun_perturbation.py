@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from numpy.typing import NDArray
@@ -22,6 +22,7 @@ VALUES = st.sampled_from([np.float32, np.float64]).flatmap(
 )
 
 
+@settings(deadline=None)
 @given(VALUES, st.integers(0, 2**32))
 def test_zeros_stay_and_all_else_moves_by_one_place(value: NDArray[Any], seed: int) -> None:
     moved = perturb({"w": value}, seed)["w"]

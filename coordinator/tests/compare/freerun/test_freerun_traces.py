@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from crosstrain.compare.freerun.traces import LossTrace, difference
@@ -97,6 +97,7 @@ def test_rate_changes() -> None:
 FLOATS = st.floats(width=64, allow_nan=True, allow_infinity=True)
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(FLOATS, FLOATS), max_size=30))
 def test_symmetric_and_consistent(pairs: list[tuple[float, float]]) -> None:
     a, b = _trace([left for left, _ in pairs]), _trace([right for _, right in pairs])

@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 
 from crosstrain.compare.certificate.comparison import NotComparable
 from crosstrain.compare.freerun.envelope import envelope, outside_share, stays_inside
-from crosstrain.compare.freerun.flips import explains, first_flip_of_runs
+from crosstrain.compare.freerun.flips import explains, first_flip, first_flip_of_runs
 from crosstrain.compare.freerun.perturbation import perturb
 from crosstrain.compare.freerun.traces import LossTrace, difference
-from crosstrain_reference import Dense, Flatten, Network, Relu
+from crosstrain_reference import Dense, Dropout, Flatten, Network, Relu
 
 Record = dict[str, NDArray[Any]]
 STEPS, BATCH, RATE = 100, 48, 0.3
@@ -144,6 +144,24 @@ def test_a_flip_beyond_the_bound_of_its_type_explains_nothing(kind: type, gap: f
     flip = first_flip_of_runs(NETWORK, *_with_a_flip(0, gap, kind))
     assert flip is not None and not flip.is_rounding
     assert not explains(flip, 9)
+
+
+def test_dropout_scales_the_bound_as_it_scales_the_values() -> None:
+    """A layer of ReLU behind dropout at rate 0.75: kept values, and their rounding, are four times as large."""
+    network = Network([Dense("dense", 4), Dropout("dropout", 0.75), Relu("relu")])
+    parameters = {"dense.weight": np.eye(4, dtype=np.float32), "dense.bias": np.zeros(4, np.float32)}
+    x = np.ones((1, 4), np.float32)
+    mask = np.array([[4, 0, 4, 4]], np.float32)
+    plain = np.array([[1e-8, 1, 1, 1]])
+    engine = {"dense": plain, "dropout": plain * mask, "relu": np.maximum(plain * mask, 0)}
+    other = {name: value * np.array([[-1, 1, 1, 1]]) for name, value in engine.items()}
+    other["relu"] = np.maximum(other["dropout"], 0)
+    flip = first_flip(network, 0, x, parameters, engine, other, masks={"dropout": mask})
+    assert flip is not None and flip.coordinates == (0, 0)
+    # The floor of 8 u for so few products, of |W| |x| = 1, times 4.
+    assert flip.bound == pytest.approx(4 * 8 * 2.0**-24)
+    without = first_flip(network, 0, x, parameters, engine, other)
+    assert without is not None and without.bound == pytest.approx(flip.bound), "1 / (1 - rate) where no mask is given"
 
 
 def test_records_that_do_not_belong_together() -> None:

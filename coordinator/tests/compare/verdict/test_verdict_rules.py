@@ -70,6 +70,10 @@ def test_identical_needs_tensors_and_losses() -> None:
     ):
         found = _judged(engines=(one, other))
         assert found["verdict"] == found["pairs"][0]["verdict"] == "ROUNDING"
+    shorter = engine(trace=LossTrace(np.arange(60), trace().losses[:60]), tensors=tensors)
+    found = _judged(engines=(one, shorter))
+    assert found["verdict"] == found["pairs"][0]["verdict"] == "INCONCLUSIVE"
+    assert found["pairs"][0]["losses_equal"] is False
 
 
 def test_losses_alone_show_nothing() -> None:
