@@ -200,7 +200,7 @@ def test_numbers_that_are_none(data: ReportData) -> None:
     verdict["envelope"]["high"][3] = "inf"
     page = Page(render_report(verdict, dataclasses.replace(data, runs=tuple(runs))))
     assert_safe(page)
-    assert "not comparable" in page.text
+    assert "∞" in page.text
     assert "-∞" in page.text
     assert None in page.figures()["training"]["data"]["trace"]["loss"]
 
@@ -225,6 +225,18 @@ def _places(value: Any) -> Iterator[tuple[Any, Any]]:
         for index, item in enumerate(value[:5]):
             yield from _places(item)
             yield value, index
+
+
+def test_exact_checks_are_folded(data: ReportData) -> None:
+    verdict = sample_verdict(data)
+    for engine in verdict["engines"]:
+        row = engine["certificate"]["layers"][-1]
+        engine["certificate"]["layers"] += [
+            {**row, "direction": "state", "subject": f"state{index}", "ratio": 0.0, "holds": True}
+            for index in range(9)
+        ]
+    text = Page(render_report(verdict, data)).text
+    assert "state 9 checks" in text
 
 
 def test_a_job_without_a_verdict(data: ReportData) -> None:
@@ -266,6 +278,19 @@ def test_two_runs_of_one_engine_are_told_apart(data: ReportData) -> None:
     assert drawn["trace"]["engine"]["names"] == [one["label"], other["label"]]
     assert set(drawn["gaps"]["engine"]["codes"]) == {1}
     assert "(before) (reference)" in page.text
+
+
+def test_a_cause_of_several_cases_is_told_once(data: ReportData) -> None:
+    verdict = sample_verdict(data)
+    engine = next(item for item in verdict["engines"] if item["causes"])
+    again = {**engine["causes"][0], "case": "last-batch", "where": ["backward pool2", "backward pool9"]}
+    engine["causes"].append(again)
+    unknown = {**again, "ids": [], "title": "", "says": "", "restore": "", "unknown": True}
+    engine["causes"] += [unknown, {**unknown, "case": "start"}]
+    text = Page(render_report(verdict, data)).text
+    assert text.count("Pooling gradient goes to every tied input") == 2
+    assert "backward pool1, backward pool2, backward pool9 (probed: start, last-batch)" in text
+    assert text.count("Cause unknown") == 4
 
 
 def test_nothing_at_all() -> None:
@@ -325,6 +350,6 @@ def test_layers_are_in_the_order_a_step_is_computed(data: ReportData) -> None:
     begin = page.text.index("Every check at a glance")
     places = [
         page.text.index(part, begin)
-        for part in ("forward conv1", "forward dense2", "backward dense2", "backward pool1")
+        for part in ("input", "forward conv1", "forward dense2", "backward dense2", "backward pool1")
     ]
     assert places == sorted(places)

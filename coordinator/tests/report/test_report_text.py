@@ -36,7 +36,7 @@ def test_numbers(value: Any, expected: str) -> None:
         (1.0000001, "1", "f1"),
         (8400.0, "8,400", "f2"),
         (3e9, "3.0e9", "f2"),
-        ("inf", "not comparable", "f3"),
+        ("inf", "∞", "f3"),
         ("nan", "not comparable", "f3"),
         (None, "not comparable", "f3"),
         ("<b>", "not comparable", "f3"),
@@ -71,3 +71,11 @@ def test_long_names_may_be_broken() -> None:
 def test_a_verdict_has_a_sign_besides_its_colour() -> None:
     assert len({text.sign(word) for word in ("IDENTICAL", "ROUNDING", "MISMATCH", "INCONCLUSIVE")}) == 4
     assert text.verdict_class("<script>") == "inconclusive"
+
+
+def test_a_long_verdict_leads_with_its_first_sentence() -> None:
+    first = "Keras-Theano 2.3.1 does not compute the same function: all of a window's equal elements get the gradient."
+    rest = "Where a ReLU's input is 0 it passes half. " * 5
+    assert text.lead(f"{first} {rest}") == (first, rest.strip())
+    assert text.lead(first) == (first, "")
+    assert text.lead(None) == ("", "")

@@ -13,7 +13,7 @@ import vl_convert
 from . import charts
 from .shown import Shown
 from .tables import Table, envelope_table, epoch_table, flip_marks, rows_of, trace_tables
-from .thin import quantiles, time_parts
+from .thin import finite_sum, quantiles, time_parts
 
 #: Version of Vega-Lite that the page and the pictures are drawn with.
 VEGA_LITE = "6.4"
@@ -132,8 +132,8 @@ def time_rows(shown: Sequence[Shown]) -> Rows:
         row |= {name: _digits(1e3 * value) for name, value in found.items()}
         row["first"] = _digits(1e3 * float(seconds[0])) if first and seconds[0] > 0 else None
         row["steps"] = len(seconds)
-        samples = float(np.sum(item.run.steps.get("samples", np.zeros(1))))
-        total = float(np.nansum(seconds))
+        samples = finite_sum(item.run.steps.get("samples"))
+        total = finite_sum(seconds)
         row["rate"] = _digits(samples / total) if samples and total > 0 else None
         rows.append(row)
     return rows

@@ -87,6 +87,7 @@ def _render(
     context = {
         "judged": judged,
         "verdict": verdict,
+        "lead": text.lead(verdict.get("sentence")),
         "data": data,
         "shown": shown,
         "reference": reference,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 from . import text
@@ -14,9 +15,12 @@ _ORDER = ("input", "forward", "loss", "backward", "gradient", "update", "state",
 #: Worst verdicts come first.
 _SEVERITY = {"MISMATCH": 0, "INCONCLUSIVE": 1, "ROUNDING": 2, "IDENTICAL": 3}
 #: Facts that name the engine itself; they differ between engines and mean nothing.
-_NAMES = ("engine.name", "run.id", "service.name")
+_NAMES = ("engine.name", "engine.version")
 #: Names of facts listed in a row of the table of pairs.
 _FACTS_A_PAIR = 5
+
+#: Exact checks in a row that the map folds into one.
+_FOLDED = 3
 
 Found = dict[str, Any]
 
@@ -50,10 +54,7 @@ def engine_sections(verdict: Mapping[str, Any], shown: Sequence[Shown], rows: in
         certificate["first_failure"] = mapped(certificate.get("first_failure"))
         certificate["cases"] = strings(certificate.get("cases"))
         certificate["steps"] = strings(certificate.get("steps"))
-        causes = listed(engine.get("causes"))
-        for cause in causes:
-            cause.update({name: strings(cause.get(name)) for name in ("ids", "where", "also")})
-            cause["worst"] = mapped(cause.get("worst"))
+        causes = engine_causes(engine)
         run = runs.get(label)
         sections.append(
             {
@@ -70,6 +71,21 @@ def engine_sections(verdict: Mapping[str, Any], shown: Sequence[Shown], rows: in
             }
         )
     return sorted(sections, key=lambda item: _SEVERITY.get(item["verdict"], 1))
+
+
+def engine_causes(engine: Mapping[str, Any]) -> list[Found]:
+    """Causes of one engine; one that shows in several cases of the probe is told once, with all places."""
+    found: dict[tuple[Any, ...], Found] = {}
+    for number, cause in enumerate(listed(engine.get("causes"))):
+        cause.update({name: strings(cause.get(name)) for name in ("ids", "where", "also")})
+        cause["worst"] = mapped(cause.get("worst"))
+        cause["unknown"] = bool(cause.get("unknown"))
+        key = (number,) if cause["unknown"] else (*cause["ids"], str(cause.get("title")))
+        entry = found.setdefault(key, {**cause, "where": [], "cases": []})
+        entry["where"] += [place for place in cause["where"] if place not in entry["where"]]
+        case = str(cause.get("case") or "")
+        entry["cases"] += [case] if case and case not in entry["cases"] else []
+    return list(found.values())
 
 
 def _free_run(value: Any) -> Found:
@@ -90,9 +106,9 @@ def shared_causes(sections: Sequence[Found]) -> list[Found]:
     found: dict[tuple[Any, ...], Found] = {}
     for section in sections:
         for cause in section["causes"]:
-            unknown = bool(cause.get("unknown"))
-            key = (*cause["ids"], str(cause.get("title")), section["label"] if unknown else "")
-            entry = found.setdefault(key, {**cause, "engines": [], "unknown": unknown})
+            unknown = cause["unknown"]
+            key = (section["label"], len(found)) if unknown else (*cause["ids"], str(cause.get("title")))
+            entry = found.setdefault(key, {**cause, "engines": []})
             entry["engines"].append({"label": section["label"], "where": cause["where"]})
     return sorted(found.values(), key=lambda item: item["unknown"])
 
@@ -125,7 +141,22 @@ def check_map(sections: Sequence[Found], verdict: Mapping[str, Any]) -> Found:
         {"direction": key[0], "subject": key[1], "cells": [_cell(tables[label], key) for label in labels]}
         for key in ordered
     ]
-    return {"labels": labels, "rows": rows}
+    return {"labels": labels, "rows": _folded(rows)}
+
+
+def _folded(rows: list[Found]) -> list[Found]:
+    """Rows with runs of checks that are exact in every engine folded into one row each."""
+    found: list[Found] = []
+    for (direction, plain), group in groupby(rows, lambda row: (row["direction"], _all_exact(row))):
+        members = list(group)
+        if plain and len(members) >= _FOLDED:
+            members = [{**members[0], "subject": f"{len(members)} checks", "direction": direction}]
+        found += members
+    return found
+
+
+def _all_exact(row: Found) -> bool:
+    return all(cell["level"] in ("h0", "none") for cell in row["cells"])
 
 
 def _cell(table: Mapping[tuple[str, str], float | None], key: tuple[str, str]) -> Found:
@@ -144,6 +175,7 @@ def pairs(verdict: Mapping[str, Any]) -> list[Found]:
     found = []
     for pair in listed(verdict.get("pairs")):
         facts = [str(item.get("name") or "") for item in listed(pair.get("fact_differences"))]
+        facts = [name for name in facts if name not in _NAMES]
         shown, more = facts[:_FACTS_A_PAIR], max(0, len(facts) - _FACTS_A_PAIR)
         found.append({**pair, "facts": shown, "more_facts": more})
     return found

@@ -95,7 +95,7 @@ def _marks(label: str, steps: Array, difference: Array, judged: Any) -> list[dic
 
 
 def flip_marks(verdict: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Marks for the first decision that each engine took differently, on the chart's lower edge."""
+    """Marks for the first decision that each engine took differently, at the chart's lower edge."""
     marks = []
     for engine in engines(verdict):
         run = engine.get("free_run")
@@ -103,7 +103,7 @@ def flip_marks(verdict: Mapping[str, Any]) -> list[dict[str, Any]]:
         step = flip.get("step") if isinstance(flip, Mapping) else None
         if isinstance(step, int) and step >= 0:
             label = str(engine.get("label") or "")
-            marks.append({"engine": label, "step": step, "kind": FLIPS, "difference": FLOOR})
+            marks.append({"engine": label, "step": step, "kind": FLIPS, "difference": 2 * FLOOR})
     return marks
 
 

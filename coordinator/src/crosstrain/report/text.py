@@ -11,6 +11,8 @@ from jinja2 import Undefined
 from markupsafe import Markup, escape
 
 NOTHING = "–"
+#: Letters beyond which a verdict's sentence is divided.
+_LONG = 240
 #: How a verdict tells numbers that JSON cannot.
 _ODD = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
 #: Words of the verdict with a sign for each, so that colour is not needed.
@@ -58,10 +60,12 @@ def exact(value: Any) -> str:
 
 
 def ratio(value: Any) -> str:
-    """Error over bound: at most 1 is rounding."""
+    """Error over bound: at most 1 is rounding; infinite where no error is allowed, or nothing could be compared."""
     found = told(value)
-    if found is None or not math.isfinite(found):
+    if found is None or math.isnan(found):
         return "not comparable"
+    if math.isinf(found):
+        return "∞"
     if found == 0:
         return "exact"
     if found < 0.001:
@@ -106,6 +110,15 @@ def prose(value: Any) -> Markup:
         Markup("<code>{}</code>").format(part) if index % 2 else escape(part)
         for index, part in enumerate(parts)
     )
+
+
+def lead(value: Any) -> tuple[str, str]:
+    """The first sentence of a long text, and the rest; a text that is short enough is not divided."""
+    whole = "" if absent(value) else str(value).strip()
+    end = re.search(r"(?<=[.!?])\s+(?=[A-Z])", whole)
+    if len(whole) <= _LONG or end is None:
+        return whole, ""
+    return whole[: end.start()], whole[end.end() :]
 
 
 def breakable(value: Any) -> Markup:

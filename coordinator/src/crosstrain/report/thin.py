@@ -80,11 +80,12 @@ def quantiles(seconds: Array) -> dict[str, float] | None:
 
 def time_parts(steps: Mapping[str, Array]) -> dict[str, float]:
     """Seconds of all steps by part; ``other`` is what the parts leave of the whole."""
-    total = _sum(steps.get("step_seconds"))
-    parts = {name: _sum(steps.get(f"{name}_seconds")) for name in PARTS}
+    total = finite_sum(steps.get("step_seconds"))
+    parts = {name: finite_sum(steps.get(f"{name}_seconds")) for name in PARTS}
     parts["other"] = max(0.0, total - sum(parts.values()))
     return parts
 
 
-def _sum(values: Array | None) -> float:
+def finite_sum(values: Array | None) -> float:
+    """Sum of what is finite; 0 of nothing."""
     return 0.0 if values is None else float(np.nansum(np.where(np.isfinite(values), values, 0.0)))
