@@ -187,3 +187,14 @@ def test_a_restart_while_judging_judges_once(world: World) -> None:
     assert job.verdict_digest
     events = list(world.client.watch_job("j"))
     assert sum(event.WhichOneof("event") == "verdict_reached" for event in events) == 1
+
+
+def test_a_job_that_is_cancelled_while_it_is_probed_ends(world: World) -> None:
+    service = world.service(delay=30.0)
+    world.create(document(verdict="{steps: [0]}"), "j")
+    wait_for(lambda: bool(service.running), 30.0)
+    world.client.cancel_job("j")
+    job = world.finished("j")
+    assert job.state == coordinator_pb2.JOB_STATE_CANCELLED
+    assert not job.verdict_digest
+    assert service.dropped

@@ -12,7 +12,7 @@ from types import FrameType
 
 from crosstrain.client import Client
 from crosstrain.launch.supervise import Supervisor
-from crosstrain.results import JobRecord, Results, check_folder, write_results
+from crosstrain.results import JobRecord, Results, check_folder, read_job_verdict, write_results
 from crosstrain.results.names import job_state, verdict_name
 from crosstrain_protos.v1 import coordinator_pb2
 from crosstrain_service.errors import CrosstrainError
@@ -145,10 +145,11 @@ def watch(output: Output, job_id: str, coordinator: str, state_dir: Path | None)
                 if output.json:
                     output.line(MessageToDict(event, preserving_proto_field_name=True))
         record.update(client.get_job(job_id))
+        document = read_job_verdict(record, client)
     output.text(f"job {job_id}: {job_state(record.state)}")
     if record.verdict is not None and record.verdict.sentence:
         output.text(f"{verdict_name(record.verdict.verdict)}: {record.verdict.sentence}")
-    return showing.exit_code(record)
+    return showing.exit_code(record) if document is None else int(document["exit_code"])
 
 
 def evaluate(

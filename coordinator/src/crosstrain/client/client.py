@@ -30,6 +30,8 @@ MESSAGE_LIMIT = 4 << 20
 #: A watched stream is opened anew after this time, so that a dead connection is noticed, seconds.
 _WATCH_SECONDS = 120.0
 _FIRST_WAIT, _LONGEST_WAIT = 0.1, 5.0
+#: A comparison is made while the call waits, seconds.
+_COMPARE_SECONDS = 300.0
 T = TypeVar("T")
 
 
@@ -157,9 +159,9 @@ class Client:
         return self._called(lambda: self._stub.CancelJob(request, timeout=self._timeout)).job
 
     def compare_runs(self, run_id_a: str, run_id_b: str) -> coordinator_pb2.CompareRunsResponse:
-        """The differences of two training runs that have succeeded."""
+        """The differences of two finished runs, and the verdict over them."""
         request = coordinator_pb2.CompareRunsRequest(run_id_a=run_id_a, run_id_b=run_id_b)
-        return self._called(lambda: self._stub.CompareRuns(request, timeout=self._timeout))
+        return self._called(lambda: self._stub.CompareRuns(request, timeout=_COMPARE_SECONDS))
 
     def list_engines(self) -> list[coordinator_pb2.RegisteredEngine]:
         """The engines of all registered services."""

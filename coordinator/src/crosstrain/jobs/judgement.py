@@ -16,6 +16,7 @@ import grpc
 
 from crosstrain.artifacts import ArtifactStore, fetch
 from crosstrain.judging.pool import Pool
+from crosstrain.metrics import record_verdict
 from crosstrain.registry import Registry
 from crosstrain.store import JobPlace, NewRun, RunPlace, Store, VerdictStage
 from crosstrain_protos.v1 import artifact_pb2_grpc, coordinator_pb2, errors_pb2, run_pb2, service_pb2, service_pb2_grpc
@@ -179,7 +180,10 @@ class Judgement:
             if not self._given_up(f"judge {job_id}", error):
                 raise
             reached = coordinator_pb2.VerdictReached(error=error.to_proto())
+            found = {"pairs": []}
         self._store.jobs.set_verdict(job_id, reached)
+        for verdict in found["pairs"]:
+            record_verdict(job_id, verdict)
 
     def _clean(self, job_id: str) -> None:
         """Removes recorded tensors, here and at the services, unless the job keeps them."""

@@ -39,4 +39,5 @@ def compare_runs(reader: Reader, run_id_a: str, run_id_b: str) -> dict[str, Any]
 def _stored(reader: Reader, document: dict[str, Any]) -> dict[str, Any]:
     text = verdict_json(document)
     digest = reader.artifacts.put(text if isinstance(text, bytes) else text.encode())
-    return {"verdict": document["verdict"], "sentence": document["sentence"], "digest": digest}
+    pairs = [pair["verdict"] for pair in document["pairs"]]
+    return {"verdict": document["verdict"], "sentence": document["sentence"], "digest": digest, "pairs": pairs}

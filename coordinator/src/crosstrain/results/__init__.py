@@ -3,7 +3,7 @@
 from .comparison import Difference, compare_with_reference
 from .files import check_folder
 from .records import JobRecord, RunRecord
-from .writer import Results, summary, write_record, write_results
+from .writer import Results, read_job_verdict, summary, write_record, write_results
 
 __all__ = [
     "Difference",
@@ -12,6 +12,7 @@ __all__ = [
     "RunRecord",
     "check_folder",
     "compare_with_reference",
+    "read_job_verdict",
     "summary",
     "write_record",
     "write_results",

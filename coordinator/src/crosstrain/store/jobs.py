@@ -101,11 +101,9 @@ class JobStore:
         self._changed(job_id)
 
     def records_removed(self, job_id: str) -> None:
-        """Notes that nothing is left to do for a job's verdict."""
+        """Notes that nothing is left to do for a job's verdict, be it there or no longer wanted."""
         with self._database.write() as connection:
-            journal = JobJournal(connection, job_id)
-            if self._stage(connection, job_id) == VerdictStage.CLEAN:
-                journal.close(verdict_stage=int(VerdictStage.NONE))
+            JobJournal(connection, job_id).close(verdict_stage=int(VerdictStage.NONE))
         self._changed(job_id)
 
     def _stage(self, connection: Connection, job_id: str) -> int:
