@@ -86,6 +86,8 @@ def _faults() -> Iterator[Fault]:
         yield Fault("input.other_dtype.job", "plain", (engine,), frozenset({"input.other_dtype"}), "precision",
                     precision="float64")  # fmt: skip
 
+    yield plant("input.other_rows.every_epoch", "plain", (TORCH, CAFFE), "input")
+
     yield plant("weights.other_initial", "plain", FAST, "initial")
     yield plant("weights.kernel_transposed", "plain", (*FAST, KERAS), "convolution")
     yield plant("convolution.kernel_flipped", "plain", (*FAST, KERAS, LASAGNE, THEANO), "convolution")

@@ -18,7 +18,7 @@ from tests.conformance.cases.builder import Case, case
 from tests.conformance.suite import Outcome
 from tests.support.service import Service, ServiceUnavailable
 
-from . import clean
+from . import clean, nets
 from .runs import engine_id, faulty_service, probe
 from .verdicts import document, evidence
 
@@ -108,6 +108,17 @@ def test_mean_of_the_means_of_unequal_shards_is_a_mismatch(torch_service: Servic
     problem = item.problem()
     causes = explain(problem, outcome.records, certify(problem, outcome.records))
     assert [cause.ids for cause in causes] == [("loss.mean_of_means",)]
+
+
+def test_every_epoch_in_the_same_order_is_named(torch_service: Service) -> None:
+    """No ``set_epoch``: the second epoch has the batches of the first."""
+    item = nets.net("plain")
+    outcome = _outcome(torch_service, "torch", _planted(item, "input.other_rows.every_epoch"), "epochs")
+    problem = item.problem()
+    certificate = certify(problem, outcome.records)
+    (cause,) = explain(problem, outcome.records, certificate)
+    assert (cause.ids, cause.step) == (("input.other_rows",), 3)
+    assert "set_epoch" in cause.found_in
 
 
 def test_equal_shards_are_no_mismatch(torch_service: Service) -> None:

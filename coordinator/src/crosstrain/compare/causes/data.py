@@ -208,6 +208,43 @@ def _other_rows(reading: Reading, place: Place) -> Iterator[Reading]:
         yield replace(reading, rows=tuple(rows))
 
 
+def _rows_likely(place: Place) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """The job's rows of a step with rows that may have taken their place: those of the same step of the first
+    epoch, of a neighbouring step, or in the file's order.
+    """
+    training, samples = place.problem.training, len(place.problem.data.labels)
+    own = rows_of_step(samples, training, place.step)
+    size = training.batch_size
+    per_epoch = samples // size if training.drop_last else -(-samples // size)
+    first = place.step % per_epoch
+    likely = [rows_of_step(samples, training, step) for step in (first, place.step - 1, place.step + 1) if step >= 0]
+    for rows in (*likely, np.arange(first * size, min((first + 1) * size, samples))):
+        if rows.shape == own.shape and not np.array_equal(rows, own):
+            yield own, rows
+
+
+def _rows_inside(operation: Operation, place: Place) -> Iterator[Operation]:
+    """Other rows inside the engine; every sample is found by its values, since the place may hold only some."""
+    if place.index:
+        return
+    inputs = place.problem.data.inputs
+    for own, rows in _rows_likely(place):
+        where = {value.tobytes(): index for index, value in enumerate(place.arithmetic.wide(inputs(own)))}
+        other = place.arithmetic.wide(inputs(rows))
+        yield OtherInput(operation, _exchanged(where, other))
+
+
+def _exchanged(where: dict[bytes, int], other: np.ndarray) -> Change:
+    """Every sample replaced by the other sample of the number that ``where`` has for its bytes."""
+    return lambda value: np.stack([other[where[np.ascontiguousarray(item).tobytes()]] for item in value])
+
+
+def _labels_of_rows(form: LossForm, place: Place) -> Iterator[LossForm]:
+    if form.labels is None:
+        for _, rows in _rows_likely(place):
+            yield replace(form, labels=always(place.problem.data.labels[rows]))
+
+
 def _anything(reading: Reading, place: Place) -> Iterator[Reading]:
     found = place.arithmetic.wide(place.found)
     if np.isfinite(found).all():
@@ -289,7 +326,7 @@ CONVENTIONS = (
         "first order "
         "without set_epoch; file order where shuffling is off.",
         "Take batches from the platform's order (seed, epoch), or set order: file in the job for every engine.",
-        {"input": _other_rows, "labels": _other_rows},
+        {"input": _other_rows, "labels": _other_rows, "layer": _rows_inside, "loss": _labels_of_rows},
         4,
     ),
     Convention(
