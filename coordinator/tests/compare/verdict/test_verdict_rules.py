@@ -284,6 +284,22 @@ def test_two_engines_that_share_a_convention_agree_with_one_another() -> None:
     assert (compared["verdict"], compared["exit_code"]) == ("ROUNDING", 0)
 
 
+def test_engines_that_fail_differently_do_not_agree() -> None:
+    """An unknown cause is not known to be the same one, nor one cause that shows at other places."""
+    one = engine("lasagne", "0.1", trace=trace(), certificates=(BROKEN,), causes=(TIES,))
+    unknown = CauseEvidence((), "", "", "start", 0, math.inf, unknown=True, where=("backward pool1",))
+    elsewhere = certificate(check(), check("backward", "pool2", 9.0))
+    for left, right, certificates in (
+        ((unknown,), (unknown,), (BROKEN,)),
+        ((TIES, unknown), (TIES, unknown), (BROKEN,)),
+        ((TIES,), (TIES,), (elsewhere,)),
+        ((TIES,), (), (BROKEN,)),
+    ):
+        first = engine("lasagne", "0.1", trace=trace(), certificates=one.certificates, causes=left)
+        second = engine("keras-theano", "2.3.1", certificates=certificates, causes=right)
+        assert _judged(engines=(first, second))["pairs"][0]["verdict"] == "MISMATCH"
+
+
 def test_comparison_of_versions() -> None:
     """Accuracy dropped from one version to the next: a cause if a check fails, else open (never a guess)."""
     old = engine("tensorflow", "2.12.0", trace=trace())
