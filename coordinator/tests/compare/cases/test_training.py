@@ -120,7 +120,8 @@ def test_23_loss_is_off_by_one_in_reporting_only() -> None:
 
 
 def test_24_tf32_is_named_with_its_size() -> None:
-    of = problem((2, 6, 6), [conv("conv", 4, 3), Relu("relu")], pixels=np.random.RandomState(3).uniform(0, 1, (6, 2, 6, 6)))
+    pixels = np.random.RandomState(3).uniform(0, 1, (6, 2, 6, 6))
+    of = problem((2, 6, 6), [conv("conv", 4, 3), Relu("relu")], pixels=pixels)
     certificate, causes = judged(of, short(11))
     assert named(causes) == [("precision.tf32",)]
     check = certificate.first_failure

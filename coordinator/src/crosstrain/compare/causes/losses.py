@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -221,15 +222,25 @@ def _shards(form: LossForm, place: Place) -> Iterator[LossForm]:
     samples = len(place.record["labels"])
     for ranks in range(2, min(samples, 9)):
         if samples % ranks:
-            yield replace(form, shards=lambda count, ranks=ranks: _sizes(np.arange(count) * ranks // count))
-            yield replace(form, shards=lambda count, ranks=ranks: _sizes(np.arange(count) % ranks))
-            yield replace(form, shards=lambda count, ranks=ranks: _sizes(np.repeat(
-                np.arange(ranks), [len(part) for part in np.array_split(np.arange(count), ranks)])))
+            for split in (_in_proportion, _in_turn, _larger_first):
+                yield replace(form, shards=functools.partial(split, ranks))
+
+
+def _in_proportion(ranks: int, count: int) -> np.ndarray:
+    return _sizes(np.arange(count) * ranks // count)
+
+
+def _in_turn(ranks: int, count: int) -> np.ndarray:
+    return _sizes(np.arange(count) % ranks)
+
+
+def _larger_first(ranks: int, count: int) -> np.ndarray:
+    return _sizes(np.repeat(np.arange(ranks), [len(part) for part in np.array_split(np.arange(count), ranks)]))
 
 
 def _sizes(shard: np.ndarray) -> np.ndarray:
     """The size of each sample's shard."""
-    return np.bincount(shard)[shard]
+    return np.asarray(np.bincount(shard)[shard])
 
 
 def multiples(form: LossForm, place: Place, least: int, inverse: bool) -> Iterator[LossForm]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -131,7 +131,7 @@ def search_pairs(place: Place, only: Collection[Ids]) -> list[Match]:
     """Those of some pairs that explain a check."""
     stage = stage_of(place.check)
     small, start = narrowed(place), canonical(place, stage)
-    found = []
+    found: list[Match] = []
     for ids in only:
         for one, two in (ids, ids[::-1]):
             first, second = BY_ID[one], BY_ID[two]
@@ -183,7 +183,11 @@ def search_update(place: UpdatePlace, only: Collection[Ids] | None = None, pairs
     used may be the recorded one, or differ by another order of summation, or come from a pass of its own. Everything
     is tried on a sample first.
     """
-    tiers = [lambda: place, lambda: place.with_errors(place.local), lambda: place.with_errors(place.own_pass)]
+    tiers: list[Callable[[], UpdatePlace]] = [
+        lambda: place,
+        lambda: place.with_errors(place.local),
+        lambda: place.with_errors(place.own_pass),
+    ]
     for tried in (_singles, _pairs) if pairs else (_singles,):
         for tier in tiers:
             whole = tier()
