@@ -163,6 +163,8 @@ def _faults() -> Iterator[Fault]:
     yield plant("decay.biases_excluded", "decay_everything", FAST, "decay")
     yield plant("decay.missing", "decay_momentum", FAST, "decay")
     yield plant("decay.before_clip", "clip_decay", (TORCH, TF), "clip")
+    yield native(TF, "clip_decay", "clip", "decay.before_clip")
+    yield native(KERAS, "clip_decay", "clip", "decay.before_clip", "decay.doubled")
     yield plant("clip.per_tensor", "clip", (TORCH, TF), "clip")
     yield dataclasses.replace(plant("clip.per_tensor", "clip", (KERAS,), "clip"), plant="clip.per_tensor.keras")
     yield plant("clip.missing", "clip", (*FAST, KERAS), "clip")
