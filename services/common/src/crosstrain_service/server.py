@@ -36,6 +36,8 @@ from .servicer import MAX_WATCHERS, ArtifactServicer, TrainingServicer
 _LOG = logging.getLogger("crosstrain.service")
 #: No message of the API is larger.
 MAX_MESSAGE = 4 << 20
+#: Room that a service must find in its state folder, bytes.
+_ROOM_BYTES = 256 << 10
 #: Calls served at the same time: more than there may be watchers, which take one each, so that a
 #: watcher never keeps another call waiting.
 WORKERS = MAX_WATCHERS + 32
@@ -84,6 +86,7 @@ class Server:
         package = importlib.import_module(options.package)
         environment = package.environment  # type: ignore[attr-defined]
         os.makedirs(options.state, mode=0o700, exist_ok=True)
+        _check_room(options.state)
         self._lock = _lock_state(options.state)
         artifacts = ArtifactStore(options.artifacts or os.path.join(options.state, "artifacts"))
         artifacts.remove_abandoned()
@@ -122,9 +125,12 @@ class Server:
         reflection.enable_server_reflection(
             names + [health.SERVICE_NAME, reflection.SERVICE_NAME], self._server)
         self._runs.recover(servicer.execution_of)
-        self.port = self._server.add_insecure_port(options.listen)
+        try:
+            self.port = self._server.add_insecure_port(options.listen)
+        except RuntimeError:  # newer gRPC raises, older answers 0
+            self.port = 0
         if not self.port:
-            raise SystemExit("cannot listen on %s" % options.listen)
+            raise SystemExit("the service cannot start: it cannot listen on %s" % options.listen)
         self._server.start()
         for name in [""] + names:
             self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
@@ -176,6 +182,18 @@ class Server:
             self._exposition.close()
 
 
+def _check_room(folder: str) -> None:
+    """Writes and removes a small file: a volume that is full or read-only is found now. Raises ``OSError``."""
+    path = os.path.join(folder, ".room-%d" % os.getpid())
+    try:
+        write_file(path, b"\0" * _ROOM_BYTES)
+    finally:
+        try:
+            os.unlink(path)
+        except OSError:
+            pass
+
+
 def _lock_state(folder: str) -> int:
     """Takes the state folder for this process alone."""
     handle = os.open(os.path.join(folder, "front.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -190,7 +208,13 @@ def main(arguments: Optional[List[str]] = None) -> int:
     """Runs a service until it is told to stop."""
     options = parser().parse_args(arguments)
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s")
-    server = Server(options)
+    try:
+        server = Server(options)
+    except (OSError, ImportError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        where = " (%s)" % error.filename if isinstance(error, OSError) and error.filename else ""
+        print("the service cannot start: %s%s" % (reason, where), file=sys.stderr)
+        return 3
 
     def stop(number: int, frame: object) -> None:
         threading.Thread(target=server.stop, name="stop").start()
