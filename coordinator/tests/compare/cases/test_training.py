@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ from compare.causes.update_faults import FAULTS, updates
 from compare.problems import MOMENTUM, NESTEROV, SGD, conv, problem, small
 
 from crosstrain.compare.testing import Simulated, reference_update
-from crosstrain_reference import Convolution, Network
+from crosstrain_reference import Convolution
 from crosstrain_service.model import Dense, Flatten, Relu
 from crosstrain_service.training import Rule, Training, WeightDecay
 
@@ -86,7 +85,6 @@ def test_20_l2_differs_by_a_factor_of_two() -> None:
 
 def test_21_clipped_per_tensor_or_over_all() -> None:
     two = problem((1, 2, 2), [Flatten("flatten"), Dense("logits", 2)], classes=2, clip_norm=1.0, steps=1, batch=1)
-    records = Simulated(two).records()
     gradients = {"logits.weight": np.full((2, 4), 3 / np.sqrt(8)), "logits.bias": np.full(2, 4 / np.sqrt(2))}
 
     class Given(Simulated):
@@ -102,7 +100,6 @@ def test_21_clipped_per_tensor_or_over_all() -> None:
     assert ("clip.per_tensor",) in named(causes)
     assert set(next(cause for cause in causes if cause.ids == ("clip.per_tensor",)).where) == {
         "update logits.weight", "update logits.bias"}  # fmt: skip
-    assert records[0]["gradient/logits.bias"].shape == (2,)
 
 
 def test_22_epoch_loss_ignores_a_smaller_last_batch() -> None:
@@ -167,4 +164,3 @@ def test_54_loss_stuck_at_the_logarithm_of_the_smallest_number() -> None:
     assert check is not None and check.found == pytest.approx(87.3365, abs=1e-3)
     assert {item.kind for item in certificate.failed} == {"loss"}
     assert named(causes) == [("loss.saturated_log",)]
-    assert isinstance(Simulated(of).network(), Network) and dataclasses.is_dataclass(of)
