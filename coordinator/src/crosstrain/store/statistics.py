@@ -59,6 +59,6 @@ def statistics(database: Database) -> Statistics:
     return Statistics(
         {row[0]: row[1] for row in by_state},
         {(row[0], row[1], row[2], row[3]): row[4] for row in by_engine},
-        [UnfinishedRun(*row[:5], bool(row[5])) for row in unfinished],
+        [UnfinishedRun(row[0], row[1], row[2], row[3], row[4], bool(row[5])) for row in unfinished],
         sum(int(row[2]) for row in by_state),
     )
