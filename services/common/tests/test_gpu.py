@@ -99,3 +99,17 @@ def test_what_nvml_does_not_give_is_none(nvml):
 def test_meter_measures_the_gpu_that_cuda_shows(nvml, monkeypatch, visible, index, handle):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert gpu.GpuMeter(index)._handle == handle
+
+
+def test_the_sampler_shows_all_gpus_as_described(nvml):
+    assert gpu.GpuSampler().sample() == [
+        gpu.GpuSample("cuda:%d" % index, 500, 1000, 0.42) for index in range(2)]
+
+
+def test_the_sampler_leaves_out_what_nvml_does_not_give(nvml):
+    nvml.failing.add("nvmlDeviceGetUtilizationRates")
+    assert [sample.utilization for sample in gpu.GpuSampler().sample()] == [None, None]
+    nvml.failing.add("nvmlDeviceGetMemoryInfo")
+    assert gpu.GpuSampler().sample() == []
+    nvml.failing.add("nvmlInit")
+    assert gpu.GpuSampler().sample() == []
