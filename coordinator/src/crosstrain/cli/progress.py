@@ -124,7 +124,10 @@ class LiveTable(Silent):
         from rich.table import Table
         from rich.text import Text
 
-        table = Table(title=f"job {record.job.job_id}", title_justify="left", box=box.SIMPLE_HEAD)
+        stage = ""
+        if not record.ended and all(run.state in _ENDED for run in record.runs.values()):
+            stage = ", judging" if record.verdict is None else f", {verdict_name(record.verdict.verdict)}"
+        table = Table(title=f"job {record.job.job_id}{stage}", title_justify="left", box=box.SIMPLE_HEAD)
         # At most 80 columns for the longest names.
         for name in ("run", "state", "steps", "loss", "samples/s", "left"):
             table.add_column(name, justify="left" if name in ("run", "state") else "right", no_wrap=True)
