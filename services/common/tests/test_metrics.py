@@ -10,9 +10,11 @@ import urllib.request
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from crosstrain_protos.v1 import errors_pb2, run_pb2
-from crosstrain_service import exposition, run_metrics
+from crosstrain_protos.v1 import errors_pb2, run_pb2, service_pb2
+from crosstrain_service import exposition, run_metrics, rundir, runs
+from crosstrain_service.events import EventLog
 from crosstrain_service.metrics import COUNTER, GAUGE, HISTOGRAM, SUMMARY, Metric, Values
+from crosstrain_service.spool import SpoolWriter
 from support import Service
 
 WHERE = ("torch", "2", "cpu:0")
@@ -134,6 +136,21 @@ def test_a_failure_is_counted_by_its_reason():
     run.start()
     run.end(run_pb2.RUN_STATE_FAILED, reason=errors_pb2.ERROR_REASON_NOT_FINITE)
     assert run.values.get("crosstrain_run_failures_total", ("torch", "2", "not_finite")) == 1
+
+
+def test_a_defect_in_counting_does_not_reach_the_run(tmp_path, caplog):
+    directory = rundir.RunDir(str(tmp_path / "r"))
+    directory.create(run_pb2.RUN_KIND_TRAIN, service_pb2.TrainRequest(run_id="r", engine="torch"), 0.0, "2")
+    record = runs.RunRecord(directory, directory.stored())
+    values = Values((*run_metrics.METRICS, *run_metrics.GAUGES))
+    metrics = run_metrics.RunMetrics(values)
+    record.observer = lambda record, event: metrics.observe(record.run, "cpu:0", event)
+    log = EventLog(SpoolWriter(directory.spool), "r", 1)
+    log.emit(steps=run_pb2.StepRecords())  # without a step, which no child writes
+    log.state(run_pb2.RUN_STATE_SUCCEEDED)
+    assert record.refresh().state == run_pb2.RUN_STATE_SUCCEEDED
+    assert "a defect while counting" in caplog.text
+    assert values.get("crosstrain_run_ended_total", ("torch", "2", "train", "succeeded")) == 1
 
 
 def test_names_labels_and_units_follow_the_rules():

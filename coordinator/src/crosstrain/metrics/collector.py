@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from sqlalchemy.exc import SQLAlchemyError
+
 from crosstrain import __version__
 from crosstrain.registry import Registry, resolve
 from crosstrain.store import Store
@@ -55,7 +57,7 @@ class CoordinatorMetrics:
         try:
             self._counts(statistics(self._store.database))
             self._services()
-        except CrosstrainError:
+        except (CrosstrainError, SQLAlchemyError):
             # Old numbers would look like health: they go away, and an alert on store_up says why.
             for name in ("jobs", "runs", "queue_runs", "run_info", "service_healthy", "engine_info"):
                 VALUES.replace(f"crosstrain_coordinator_{name}", {})

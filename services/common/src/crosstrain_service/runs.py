@@ -73,8 +73,7 @@ class RunRecord:
                 for sequence, payload in records:
                     event = run_pb2.RunEvent.FromString(payload)
                     self._apply(sequence, event)
-                    if self.observer is not None:
-                        self.observer(self, event)
+                    self._observe(event)
                 if not records:
                     break
             copy = run_pb2.Run()
@@ -90,6 +89,14 @@ class RunRecord:
     def spool_bytes(self) -> int:
         """Size of the spool as far as it was read."""
         return self._reader.offset
+
+    def _observe(self, event: run_pb2.RunEvent) -> None:
+        if self.observer is None:
+            return
+        try:
+            self.observer(self, event)
+        except Exception:  # what only watches must not keep a run from ending
+            _LOG.exception("a defect while counting an event of run %s", self.run.run_id)
 
     def _apply(self, sequence: int, event: run_pb2.RunEvent) -> None:
         run = self.run
