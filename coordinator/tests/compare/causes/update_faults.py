@@ -151,6 +151,15 @@ class Amsgrad(Simulated):
         return _adam(params, gradients, state, self.problem.training, change)
 
 
+def _float32_differences(t: Training, p: Arrays, g: Arrays, s: Arrays, rate: float, number: int) -> Any:
+    b1, b2, one = F(0.9), F(0.9999), F(1)
+    m = {n: b1 * s[n + ".m"] + (one - b1) * g[n] for n in p}
+    v = {n: b2 * s[n + ".v"] + (one - b2) * g[n] * g[n] for n in p}
+    first, second = F(1 - 0.9 ** (number + 1)), F(1 - 0.9999 ** (number + 1))
+    moved = {n: p[n] - F(rate) * (m[n] / first) / (np.sqrt(v[n] / second) + F(1e-5)) for n in p}
+    return moved, {n + ".m": x for n, x in m.items()} | {n + ".v": x for n, x in v.items()}
+
+
 def _plain(t: Training, p: Arrays, g: Arrays, s: Arrays, rate: float, number: int) -> Any:
     return {n: p[n] - F(rate) * g[n] for n in p}, {n: v.copy() for n, v in s.items()}
 
@@ -175,6 +184,10 @@ FADING = problem(
 )  # fmt: skip
 SMALL_NORM = problem(
     (1, 3, 4), [Flatten("flatten"), Dense("logits", 3, bias=False)], rule=MOMENTUM, scale=1e-4, clip_norm=1e-6)
+
+ONE_WEIGHT = problem(
+    (1, 1, 1), [Flatten("flatten"), Dense("logits", 3, bias=False)], pixels=np.full((1, 1, 1, 1), 0.5), batch=1,
+    rule=Rule("adam", beta1=0.9, beta2=0.9999, epsilon=1e-5))  # fmt: skip
 
 FAULTS: dict[str, tuple[Any, Any]] = {
     "decay.missing": (small(rule=MOMENTUM, weight_decay=L2), asked(weight_decay=None)),
@@ -201,6 +214,7 @@ FAULTS: dict[str, tuple[Any, Any]] = {
     "adam.beta1_zero": (small(rule=ADAM), ruled(beta1=0.0)),
     "adam.no_bias_correction": (small(rule=ADAM), updates(_uncorrected)),
     "adam.amsgrad": (FADING, Amsgrad),
+    "optimizer.constants_in_float32": (ONE_WEIGHT, updates(_float32_differences)),
     "optimizer.other_constant": (small(rule=ADAM, scale=0.01), ruled(epsilon=1e-8)),
     "optimizer.other_rule": (small(rule=ADAM), updates(_plain)),
     "rate.previous_step": (small(rule=MOMENTUM, rates=DROP), updates(_late)),

@@ -59,6 +59,13 @@ def _constants(form: Form, place: Any) -> Iterator[Form]:
                 yield with_rule(form, **{name: value})
 
 
+def _short(form: Form, place: Any) -> Iterator[Form]:
+    if form.rule.name in ("rmsprop", "adam", "adadelta"):
+        for short in ("differences", "differences, powers", "powers"):
+            if form.short != short:
+                yield replace(form, short=short)
+
+
 def _rules(form: Form, place: Any) -> Iterator[Form]:
     for rule in _OTHERS:
         if rule.name != form.rule.name:
@@ -137,6 +144,18 @@ CONVENTIONS = (
         "amsgrad=False.",
         {"update": _form(("adam",), amsgrad=True)},
         3,
+    ),
+    Convention(
+        "optimizer.constants_in_float32",
+        "Small differences formed in float32",
+        "1 - beta is formed from a beta that is rounded to float32 already, which loses digits: 1 - 0.999 is "
+        "off by 1e-5 of "
+        "itself.",
+        "Caffe forms 1 - beta, TensorFlow 1 - beta^t, in float32; the others in float64.",
+        "None without changing the framework: scale the rate by exact over rounded, or choose betas that "
+        "float32 holds.",
+        {"update": _short},
+        4,
     ),
     Convention(
         "optimizer.other_constant",

@@ -38,7 +38,8 @@ def _scaled(form: Form, place: Any) -> Iterator[Form]:
     short = float(f"{factor:.3g}")
     inverse = 1 / float(f"{1 / factor:.3g}")
     for value in dict.fromkeys((short, inverse, factor)):
-        if value != 1.0:
+        # A factor this close to 1 would only imitate rounding.
+        if abs(value - 1.0) > 1e-3:
             yield replace(form, rate=form.rate * value)
 
 

@@ -28,7 +28,8 @@ class Form:
     "inside" or "hat" (beside the uncorrected root); ``momentum`` "canonical", "dampened" (new gradients times 1 - mu
     from the second step on), "always dampened", "rate outside" (the buffer holds no learning rate), "ahead" (gradient
     at the weights moved by the old velocity), "missing" or "missing, unused buffer" (a buffer that stays as it is).
-    ``rate`` is this step's learning rate, ``before`` that of the step before (of this one at step 0).
+    ``rate`` is this step's learning rate, ``before`` that of the step before (of this one at step 0). ``short`` lists
+    what is formed from float32 constants: "differences" (1 - beta), "powers" (1 - beta^t).
     """
 
     rule: Rule
@@ -46,6 +47,7 @@ class Form:
     amsgrad: bool = False
     momentum: str = "canonical"
     gradient_factor: float = 1.0
+    short: str = ""
 
     def applies_to(self, name: str) -> bool:
         """Whether a parameter is decayed."""
@@ -247,7 +249,15 @@ class _Rules:
         return (momentum * velocity + step if rule.nesterov else velocity), {"velocity": velocity}
 
     def _mean(self, old: Approximate, new: Approximate, weight: float | None) -> Approximate:
-        return self.constant(weight) * old + self.constant(1.0 - float(weight or 0.0)) * new
+        rest = 1.0 - float(weight or 0.0)
+        if "differences" in self.form.short:
+            rest = float(np.float32(1) - np.float32(weight or 0.0))
+        return self.constant(weight) * old + self.constant(rest) * new
+
+    def _correction(self, beta: float | None) -> float:
+        if "powers" in self.form.short:
+            return float(np.float32(1) - np.power(np.float32(beta or 0.0), np.float32(self.count)))
+        return 1.0 - float(beta or 0.0) ** self.count
 
     def _root(self, square: Approximate) -> Approximate:
         epsilon = self.constant(self.form.rule.epsilon)
@@ -271,8 +281,7 @@ class _Rules:
             used = second.largest(self.stored(self.start.highest[name]))
         if not form.corrected:
             return self.rate * first / self._root(used), kept
-        first_correction = 1.0 - float(rule.beta1 or 0.0) ** self.count
-        second_correction = 1.0 - float(rule.beta2 or 0.0) ** self.count
+        first_correction, second_correction = self._correction(rule.beta1), self._correction(rule.beta2)
         if form.epsilon == "hat":
             rate = self.rate * self.constant(second_correction**0.5 / first_correction)
             return rate * first / self._root(used), kept
