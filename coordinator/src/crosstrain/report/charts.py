@@ -166,10 +166,11 @@ def _overview(labels: Sequence[str], scale: alt.Scale, zoom: alt.Parameter) -> A
     return chart.encode(x=x, y=y, color=_engine_colour(labels)).properties(height=36).add_params(zoom)
 
 
-def accuracy(labels: Sequence[str]) -> dict[str, Any]:
-    """Accuracy by epoch."""
+def accuracy(labels: Sequence[str], epochs: int) -> dict[str, Any]:
+    """Accuracy by epoch, of at most ``epochs`` epochs."""
+    ticks = list(range(1, epochs + 1, -(-epochs // 20)))
     base = alt.Chart(alt.NamedData("epochs")).encode(
-        x=alt.X("epoch:Q", title="Epoch", axis=alt.Axis(tickMinStep=1, format="d")),
+        x=alt.X("epoch:Q", title="Epoch", axis=alt.Axis(values=ticks, format="d")),
         y=alt.Y("accuracy:Q", title="Accuracy (%)", scale=alt.Scale(zero=False)),
         color=_engine_colour(labels),
         tooltip=[

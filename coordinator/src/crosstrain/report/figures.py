@@ -58,14 +58,14 @@ def make_figures(
     trained = [item for item in shown if item.run.trained]
     if trained:
         figures["training"] = _training(verdict, shown, reference, buckets, interactive=True)
-    for name, make, table, rows in (
-        ("accuracy", charts.accuracy, "epochs", _many_epochs(shown)),
-        ("times", charts.step_times, "times", time_rows(trained)),
-    ):
-        if rows:
-            figures[name] = Figure(name, make(labels), {table: rows})
-    if "times" in figures:
-        figures["times"].spec["height"] = 30 * len(figures["times"].data["times"])
+    epochs = _many_epochs(shown)
+    if epochs:
+        last = max(row["epoch"] for row in epochs)
+        figures["accuracy"] = Figure("accuracy", charts.accuracy(labels, last), {"epochs": epochs})
+    times = time_rows(trained)
+    if times:
+        figures["times"] = Figure("times", charts.step_times(labels), {"times": times})
+        figures["times"].spec["height"] = 30 * len(times)
     for name, draw, rows in (
         ("parts", charts.time_parts, part_rows(trained)),
         ("memory", charts.memory, memory_rows(shown)),
