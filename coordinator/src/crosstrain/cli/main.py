@@ -123,6 +123,7 @@ def check(
         str,
         typer.Option(help="canonical or native. Default: the job file's. See also 'crosstrain migrate'."),
     ] = "",
+    job_id: options.ChosenId = "",
     skip_unavailable: options.SkipUnavailable = False,
     coordinator: options.Coordinator = "",
     state_dir: options.StateDir = None,
@@ -141,7 +142,7 @@ def check(
 
     output = Output(json)
     code = running.check(
-        output, job, results, engine or [], semantics, skip_unavailable, coordinator, state_dir
+        output, job, results, engine or [], semantics, job_id, skip_unavailable, coordinator, state_dir
     )
     raise typer.Exit(code)
 

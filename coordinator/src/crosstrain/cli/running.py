@@ -52,13 +52,14 @@ def check(
     folder: Path | None,
     engines: list[str],
     semantics: str,
+    job_id: str,
     skip_unavailable: bool,
     coordinator: str,
     state_dir: Path | None,
 ) -> int:
     """Checks a few steps of a job in every engine, without training; returns the verdict's exit code."""
     job = checking(read_job(path), engines, semantics)
-    return execute(output, job, folder, "", skip_unavailable, False, coordinator, state_dir)
+    return execute(output, job, folder, job_id, skip_unavailable, False, coordinator, state_dir)
 
 
 def checking(job: JobFile, engines: list[str], semantics: str) -> JobFile:
