@@ -84,9 +84,10 @@ def mismatch_in_short(engine: EngineEvidence) -> str:
     text = f"{name_of(engine)} does not compute the same function: {_what(engine.causes, engine.failed[0])}"
     parts = [text, *([_scope(engine)] if _scope(engine) else [])]
     known = [cause for cause in engine.causes if not cause.unknown]
-    if len(known) > 1:
-        titles = listed([cause.title or " and ".join(cause.ids) for cause in known[1:]])
-        parts.append(f"{counted(len(known) - 1, 'further convention differs', 'further conventions differ')}: {titles}")
+    titles = list(dict.fromkeys(cause.title or " and ".join(cause.ids) for cause in known))
+    if len(titles) > 1:
+        further = counted(len(titles) - 1, "further convention differs", "further conventions differ")
+        parts.append(f"{further}: {listed(titles[1:])}")
     elif known and known[0].restore:
         parts.append(f"To restore parity: {known[0].restore}")
     return " ".join(sentence(part) for part in parts)
