@@ -115,7 +115,7 @@ def prose(value: Any) -> Markup:
 def lead(value: Any) -> tuple[str, str]:
     """The first sentence of a long text, and the rest; a text that is short enough is not divided."""
     whole = "" if absent(value) else str(value).strip()
-    end = re.search(r"(?<=[.!?])\s+(?=[A-Z])", whole)
+    end = re.search(r"(?<=[.!?])\s+(?=[A-Z0-9])", whole)
     if len(whole) <= _LONG or end is None:
         return whole, ""
     return whole[: end.start()], whole[end.end() :]
