@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -10,7 +11,17 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy import Connection, event, inspect, text
 
-from crosstrain.store import ExecutorLock, NewJob, NewRun, SequenceGap, ServiceRow, Store
+from crosstrain.store import (
+    Database,
+    ExecutorLock,
+    NewJob,
+    NewRun,
+    SequenceGap,
+    ServiceRow,
+    Store,
+    VerdictStage,
+    migrate,
+)
 from crosstrain.store.tables import metadata
 from crosstrain_protos.v1 import coordinator_pb2, errors_pb2, run_pb2, service_pb2
 from crosstrain_service.errors import CrosstrainError
@@ -53,7 +64,47 @@ def test_migrations_make_the_declared_tables(store: Store) -> None:
     with store.database.engine.connect() as connection:
         context = MigrationContext.configure(connection)
         assert compare_metadata(context, metadata) == []
-        assert context.get_current_revision() == "0001"
+        assert context.get_current_revision() == "0002"
+
+
+def test_jobs_of_an_older_schema_are_kept_and_have_no_verdict_to_come(url: str) -> None:
+    database = Database(url)
+    migrate(database, "0001")
+    with database.write() as connection:
+        connection.execute(
+            text(
+                "INSERT INTO jobs (job_id, body_digest, state, last_sequence, cancel_requested, shared_devices, "
+                "evaluation_pending, record) VALUES ('old', 'd', 1, 0, :no, :no, :no, :record)"
+            ),
+            {"no": False, "record": coordinator_pb2.Job(job_id="old").SerializeToString()},
+        )
+    database.close()
+    store = Store(url)
+    (place,) = store.jobs.unfinished()
+    assert (place.job_id, place.verdict_stage) == ("old", VerdictStage.NONE)
+    store.close()
+
+
+def test_a_verdict_is_stored_once(store: Store) -> None:
+    run = dataclasses.replace(new_run("j.p", 0), purpose=coordinator_pb2.RUN_PURPOSE_PROBE)
+    job = coordinator_pb2.Job(job_id="j", name="n")
+    assert store.jobs.insert(NewJob(job, "d" * 64, [run], verdict_stage=VerdictStage.FOLLOW))
+    assert store.jobs.unfinished()[0].runs[0].checks_pending
+    store.runs.checked("j.p", "c" * 64)
+    store.runs.checked("j.p", "e" * 64)
+    assert store.jobs.job("j").runs[0].certificate_digest == "c" * 64
+    reached = coordinator_pb2.VerdictReached(verdict=coordinator_pb2.VERDICT_ROUNDING, digest="f" * 64)
+    store.jobs.set_verdict("j", reached)  # not yet: further runs may follow
+    assert not store.jobs.job("j").verdict_digest
+    store.jobs.add_runs("j", [])
+    store.jobs.set_verdict("j", reached)
+    store.jobs.set_verdict("j", coordinator_pb2.VerdictReached(digest="0" * 64))
+    assert store.jobs.job("j").verdict_digest == "f" * 64
+    assert sum(item.WhichOneof("event") == "verdict_reached" for item in all_events(store)) == 1
+    store.jobs.records_removed("j")
+    assert store.jobs.unfinished()[0].verdict_stage == VerdictStage.NONE
+    sequences = numbers(store)
+    assert sequences == list(range(1, len(sequences) + 1))
 
 
 def test_processes_that_start_together_migrate_once(url: str) -> None:
