@@ -62,6 +62,9 @@ class ExecutorLock:
         if self._session is not None:
             session, self._session = self._session, None
             with contextlib.suppress(DBAPIError):
+                # Said explicitly: a server that is busy notices the end of the connection late.
+                session.execute(text("SELECT pg_advisory_unlock(:key)"), {"key": _EXECUTOR})
+            with contextlib.suppress(DBAPIError):
                 # A pooled connection would keep the lock.
                 session.invalidate()
             session.close()
