@@ -104,7 +104,8 @@ class Server:
         observe = self._metrics.runs.observe
         self._runs = RunManager(
             options.state, options.package, artifacts.root, environment,
-            lambda record, event: observe(record.run, device_of(record.stored.request), event))
+            (lambda record, event: observe(record.run, device_of(record.stored.request), event))
+            if self._exposition is not None else None)
         engines = describe_package(options.package, environment)
         for engine in engines:
             _LOG.info("engine %s %s%s", engine.name, engine.version,
