@@ -166,10 +166,6 @@ class Server:
                 wait = 1.0
         channel.close()
 
-    def wait(self) -> None:
-        """Serves until :meth:`stop` is called."""
-        self._server.wait_for_termination()
-
     def stop(self) -> None:
         """Stops serving; running children go on and are adopted by the next front, or, where they end with
         this process, have saved a checkpoint before."""
@@ -209,6 +205,17 @@ def main(arguments: Optional[List[str]] = None) -> int:
     """Runs a service until it is told to stop."""
     options = parser().parse_args(arguments)
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s")
+    told = threading.Event()
+    ready = threading.Event()
+
+    def stop(number: int, frame: object) -> None:
+        told.set()
+        if not ready.is_set():
+            raise SystemExit(0)
+
+    # Before the port is announced: whoever reads it may stop the service at once.
+    signal.signal(signal.SIGTERM, stop)
+    signal.signal(signal.SIGINT, stop)
     try:
         server = Server(options)
     except (OSError, ImportError) as error:
@@ -216,11 +223,7 @@ def main(arguments: Optional[List[str]] = None) -> int:
         where = " (%s)" % error.filename if isinstance(error, OSError) and error.filename else ""
         print("the service cannot start: %s%s" % (reason, where), file=sys.stderr)
         return 3
-
-    def stop(number: int, frame: object) -> None:
-        threading.Thread(target=server.stop, name="stop").start()
-
-    signal.signal(signal.SIGTERM, stop)
-    signal.signal(signal.SIGINT, stop)
-    server.wait()
+    ready.set()
+    told.wait()
+    server.stop()
     return 0
