@@ -59,7 +59,9 @@ def judge(fault: Fault, engine: str, outcome: Outcome) -> Score:
     for cause in causes:
         for name in (UNKNOWN,) if cause.unknown else cause.ids:
             found[name] = None
-        details.append(str(cause)[:600])
+        also = f" (as well: {', '.join(cause.also)})" if cause.also else ""
+        places = "; ".join(cause.where)[:300]
+        details.append(f"{', '.join(cause.ids) or UNKNOWN}{also}: {cause.ratio:.3g} of the bound in {places}")
     first = certificate.first_failure
     shown = f"{first.kind} of {first.subject}, step {first.step}" if first else ""
     return Score(fault, engine, verdict, tuple(found), shown, details=tuple(details))
