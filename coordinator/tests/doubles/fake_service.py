@@ -54,6 +54,12 @@ class FakeRun:
             self.changed.notify_all()
 
 
+class Float32Reference(ReferenceEngine):
+    """The reference engine as frameworks behave: float32 unless asked otherwise."""
+
+    default_precision = "float32"
+
+
 class FakeService(service_pb2_grpc.TrainingServiceServicer):
     """Serves on ``address`` from :meth:`start` to :meth:`stop`; may be started again.
 
@@ -253,13 +259,14 @@ class FakeService(service_pb2_grpc.TrainingServiceServicer):
         if request.engine in self.failing:
             return run_pb2.RUN_STATE_FAILED
         weights = self.artifacts.put(f"weights of {request.run_id}".encode())
-        run.emit(result=run_pb2.TrainResult(weights_digest=weights, steps=self.steps))
+        accuracy = 0.75 if request.spec.HasField("test") else None
+        run.emit(result=run_pb2.TrainResult(weights_digest=weights, steps=self.steps, test_accuracy=accuracy))
         return run_pb2.RUN_STATE_SUCCEEDED
 
     def _probe(self, run: FakeRun, request: service_pb2.ProbeRequest) -> Any:
         if request.engine in self.probes_failing:
             return run_pb2.RUN_STATE_FAILED
-        engine = self.probing.get(request.engine, ReferenceEngine)
+        engine = self.probing.get(request.engine, Float32Reference)
         stored = StoredRequest(run_pb2.RUN_KIND_PROBE, request, b"", 0.0, "")
         tasks.probe(tasks.Work(engine, stored, self.artifacts, run, None, None, 0.0))  # type: ignore[arg-type]
         return run_pb2.RUN_STATE_CANCELLED if run.cancelled.wait(self.delay) else run_pb2.RUN_STATE_SUCCEEDED

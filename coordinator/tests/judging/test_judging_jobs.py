@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from crosstrain.compare.verdict import read_verdict
-from crosstrain_protos.v1 import coordinator_pb2, run_pb2
+from crosstrain_protos.v1 import coordinator_pb2, run_pb2, service_pb2
 from crosstrain_reference import Relu
-from crosstrain_reference.engine import ReferenceEngine
+from doubles.fake_service import Float32Reference
 from doubles.world import World, document, npy, upload_dataset, wait_for
 
 VERDICT = "{steps: [0, 1], envelope: 2}"
@@ -28,7 +28,7 @@ def check(world: World, *engines: str, verdict: str = "{steps: [0]}") -> tuple[c
     return job, read_verdict(world.client.read(job.verdict_digest))
 
 
-class HalfAtZero(ReferenceEngine):
+class HalfAtZero(Float32Reference):
     """Passes half of a gradient on where a ReLU's input is exactly 0."""
 
     def intermediates(self, batch: Any) -> Any:
@@ -198,3 +198,39 @@ def test_a_job_that_is_cancelled_while_it_is_probed_ends(world: World) -> None:
     assert job.state == coordinator_pb2.JOB_STATE_CANCELLED
     assert not job.verdict_digest
     assert service.dropped
+
+
+def test_other_seeds_decide_about_accuracies(world: World) -> None:
+    service = world.service(engines=TWO)
+    text = document("torch", "lasagne", verdict="{steps: [0], envelope: 0, seeds: 3}")
+    job = world.finished(world.create(text, "j").job_id)
+    assert job.state == coordinator_pb2.JOB_STATE_SUCCEEDED
+    runs = [run for run in job.runs if run.purpose == coordinator_pb2.RUN_PURPOSE_SEED]
+    specs = [
+        service_pb2.TrainRequest.FromString(world.server.store.jobs.run(run.run.run_id).request).spec for run in runs
+    ]
+    assert [spec.training.seed for spec in specs] == [1000, 2000] * 2
+    by_seed = {spec.training.seed: spec.initial_weights_digest for spec in specs}
+    assert len({job.initial_weights_digest, *by_seed.values()}) == 3
+    assert all(spec.initial_weights_digest == by_seed[spec.training.seed] for spec in specs)
+    assert sum("seed" in name for name in service.order) == 4
+    found = read_verdict(world.client.read(job.verdict_digest))
+    tost = engine(found, "lasagne")["accuracy"]["tost"]
+    assert tost["seeds"] == 3
+    # The fake services give every run the same accuracy.
+    assert (tost["mean_difference"], tost["equivalent"]) == (0, True)
+
+
+def test_a_longer_job_is_compared_over_the_shared_steps(world: World) -> None:
+    world.service(engines=TWO, steps=4)
+    text = document("torch", verdict="{steps: [0], envelope: 0}")
+    world.finished(world.create(text, "short").job_id)
+    train = upload_dataset(world.client)
+    for name, changed in (("long", ("epochs: 1", "epochs: 3")), ("faster", ("learning_rate: 0.1", "learning_rate: 0.2"))):
+        assert changed[0] in text
+        world.finished(world.client.create_job(text.replace(*changed), train, train, name).job_id)
+    longer = world.client.compare_runs("short.torch-2.13.0.0", "long.torch-2.13.0.0")
+    assert read_verdict(world.client.read(longer.verdict_digest))["could_not_compare"] == []
+    faster = world.client.compare_runs("short.torch-2.13.0.0", "faster.torch-2.13.0.0")
+    (failure,) = read_verdict(world.client.read(faster.verdict_digest))["could_not_compare"]
+    assert "learning rates" in failure["reason"]

@@ -215,8 +215,8 @@ def _candidates(client: Client, given: str) -> dict[str, str]:
     found: dict[str, str] = {}
     for kind in (run_pb2.RUN_KIND_TRAIN, run_pb2.RUN_KIND_PROBE):
         for record in job.runs:
-            purposes = (coordinator_pb2.RUN_PURPOSE_ENVELOPE, coordinator_pb2.RUN_PURPOSE_FLIP)
-            if record.run.kind != kind or record.repeat or record.purpose in purposes:
+            purposes = (coordinator_pb2.RUN_PURPOSE_TRAIN, coordinator_pb2.RUN_PURPOSE_PROBE)
+            if record.run.kind != kind or record.repeat or record.purpose not in purposes:
                 continue
             label = f"{record.run.engine}@{record.run.engine_version}"
             if not engine or engine in (label, record.run.engine) or label.startswith(engine):

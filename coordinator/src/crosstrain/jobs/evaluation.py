@@ -54,9 +54,7 @@ def evaluation_runs(store: Store, job_id: str) -> list[NewRun]:
 
 def is_training(record: coordinator_pb2.JobRun) -> bool:
     """Whether a run is a training that the job asked for."""
-    return (
-        record.run.kind == run_pb2.RUN_KIND_TRAIN and record.purpose != coordinator_pb2.RUN_PURPOSE_ENVELOPE
-    )
+    return record.run.kind == run_pb2.RUN_KIND_TRAIN and record.purpose not in FOR_THE_VERDICT
 
 
 #: Runs that only serve the verdict: a job does not fail with them.
@@ -65,6 +63,7 @@ FOR_THE_VERDICT = frozenset(
         coordinator_pb2.RUN_PURPOSE_PROBE,
         coordinator_pb2.RUN_PURPOSE_ENVELOPE,
         coordinator_pb2.RUN_PURPOSE_FLIP,
+        coordinator_pb2.RUN_PURPOSE_SEED,
     }
 )
 

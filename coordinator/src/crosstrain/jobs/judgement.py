@@ -24,7 +24,7 @@ from crosstrain_service.errors import CrosstrainError
 
 from .evaluation import evaluation_runs
 from .requests import artifacts_of_event, parse_request
-from .runs import envelope_runs, flip_run
+from .runs import envelope_runs, flip_run, seed_runs
 
 _LOG = logging.getLogger("crosstrain.jobs")
 #: How often a task is tried whose process died or that met a defect.
@@ -168,6 +168,10 @@ class Judgement:
         if plan["envelope_of"]:
             row = self._store.jobs.run(plan["envelope_of"])
             found += envelope_runs(row, _train_request(row.kind, row.request), plan["weights"])
+        seeds = {int(seed): digest for seed, digest in plan["seeds"].items()}
+        for run_id in plan["seeds_of"]:
+            row = self._store.jobs.run(run_id)
+            found += seed_runs(row, _train_request(row.kind, row.request), seeds)
         return found
 
     def _judge(self, job_id: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from crosstrain.registry import Offer
 from crosstrain.store import NewRun, RunRow
@@ -44,6 +44,19 @@ def envelope_runs(trained: RunRow, request: service_pb2.TrainRequest, weights: S
         moved.spec.ClearField("test")
         purpose = coordinator_pb2.RUN_PURPOSE_ENVELOPE
         found.append(_like(trained, run_pb2.RUN_KIND_TRAIN, purpose, index, moved))
+    return found
+
+
+def seed_runs(trained: RunRow, request: service_pb2.TrainRequest, weights: Mapping[int, str]) -> list[NewRun]:
+    """The same training once with each of some seeds, from the initial parameters given for it."""
+    found = []
+    for number, (seed, digest) in enumerate(weights.items(), 1):
+        other = service_pb2.TrainRequest()
+        other.CopyFrom(request)
+        other.run_id = run_id(trained.job_id, trained.engine, trained.engine_version, f"seed-{seed}")
+        other.spec.training.seed = seed
+        other.spec.initial_weights_digest = digest
+        found.append(_like(trained, run_pb2.RUN_KIND_TRAIN, coordinator_pb2.RUN_PURPOSE_SEED, number, other))
     return found
 
 

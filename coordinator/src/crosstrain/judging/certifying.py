@@ -10,9 +10,10 @@ import numpy as np
 from crosstrain.compare.causes import Cause, explain
 from crosstrain.compare.certificate import Certificate, Check, NotComparable, certify
 from crosstrain.compare.verdict import CauseEvidence, CertificateEvidence, CheckEvidence, Failure, Worst
-from crosstrain_protos.v1 import run_pb2
+from crosstrain_protos.v1 import run_pb2, training_pb2
 from crosstrain_service.errors import CrosstrainError
 
+from .following import REFERENCE
 from .reading import Arrays, Reader, Recorded, is_native, probe_request
 from .stored import StoredCertificate, to_bytes
 
@@ -30,7 +31,7 @@ def certify_run(reader: Reader, run_id: str) -> str:
     request = probe_request(row)
     recorded = reader.recorded(run_id)
     native = is_native(request.spec.execution)
-    precision = recorded.facts.get("maths.precision", "float32")
+    precision = asked_precision(request.spec.execution, row.engine, recorded)
     certificates: list[CertificateEvidence] = []
     causes: list[CauseEvidence] = []
     failures: list[Failure] = []
@@ -57,6 +58,17 @@ def certify_run(reader: Reader, run_id: str) -> str:
         run_id, tuple(certificates), tuple(causes), tuple(failures), tensors, precision
     )
     return reader.artifacts.put(to_bytes(result))
+
+
+def asked_precision(execution: training_pb2.Execution, engine: str, recorded: Recorded) -> str:
+    """The precision that a run was asked for, whatever its engine computed in.
+
+    A request that names none means float32; only the reference engine computes in another one then, and says so.
+    """
+    named = {training_pb2.PRECISION_FLOAT32: "float32", training_pb2.PRECISION_FLOAT64: "float64"}
+    if execution.precision in named:
+        return named[execution.precision]
+    return recorded.facts.get("maths.precision", "float32") if engine == REFERENCE else "float32"
 
 
 def _records(reader: Reader, recorded: Recorded, case: run_pb2.ProbeCase) -> dict[int, Arrays]:

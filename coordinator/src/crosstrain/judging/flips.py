@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from crosstrain.compare.certificate.comparison import group
-from crosstrain.compare.freerun.flips import Flip, first_flip
+from crosstrain.compare.certificate import NotComparable
+from crosstrain.compare.freerun.flips import Flip, first_flip_of_runs
 from crosstrain.compare.numerics import bounds
 from crosstrain.compare.verdict import UnreadableVerdict, read_verdict
 from crosstrain_protos.v1 import coordinator_pb2, run_pb2
@@ -29,12 +29,14 @@ def first_flip_of(
     network = bounds.network_of(convert.model(case.model))
     mine = reader.recorded(own.run.run_id).probes.get(case.case_id, {})
     theirs = reader.recorded(other.run.run_id).probes.get(case.case_id, {})
+    # One step after the other: the records of all of them need not fit into memory.
     for step in sorted(mine.keys() & theirs.keys()):
         engine = reader.tensors(mine[step], f"step {step} of {own.run.run_id}")
         wanted = reader.tensors(theirs[step], f"step {step} of {other.run.run_id}")
-        found = first_flip(
-            network, step, engine["input"], group(engine, "parameter"), group(engine, "output"), group(wanted, "output")
-        )
+        try:
+            found = first_flip_of_runs(network, {step: engine}, {step: wanted})
+        except NotComparable as error:
+            raise CrosstrainError("INVALID_DATA", error.reason, "flip") from error
         if found is not None:
             return found
     return None

@@ -5,6 +5,8 @@
 - Decision flips: where an engine's losses depart from those of the reference engine, both record the last steps
   before that again, to find the first decision that they take differently. Only a few engines, the earliest to
   depart first, and only as long as repeating the steps and keeping the records stays cheap.
+- Other seeds: with ``verdict.seeds`` above 1 every engine trains with each of them, for the test whether final
+  accuracies are equivalent. It compares the engines seed by seed, so all get the same ones.
 """
 
 from __future__ import annotations
@@ -34,17 +36,23 @@ WINDOW = 4
 MAX_REFERENCE_STEPS = 12
 #: Time that repeating the steps may take in one engine, seconds.
 MAX_SECONDS = 60.0
+_SEED_DISTANCE = 1000
+_SEED_END = 2**31
 #: What the records of one engine may take, bytes.
 MAX_BYTES = 512 << 20
 
 
 @dataclass
 class FurtherRuns:
-    """``envelope_of`` is the run to repeat from each of ``weights``; ``flips`` maps runs to steps to record."""
+    """``envelope_of`` is the run to repeat from each of ``weights``; ``flips`` maps runs to steps to record; the
+    runs ``seeds_of`` are to be repeated with each of ``seeds``, which maps seeds to initial parameters.
+    """
 
     envelope_of: str = ""
     weights: list[str] = field(default_factory=list)
     flips: dict[str, list[int]] = field(default_factory=dict)
+    seeds_of: list[str] = field(default_factory=list)
+    seeds: dict[int, str] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """As JSON values."""
@@ -81,7 +89,25 @@ def further_runs(reader: Reader, job_id: str) -> FurtherRuns:
         ]
     if spec.verdict.probe and not spec.native:
         found.flips = flips(reader, trained)
+    if spec.verdict.seeds > 1 and job.HasField("test") and trained:
+        found.seeds_of = [item.run_id for item in trained]
+        found.seeds = {seed: _initial(reader, job, spec, trained, seed) for seed in other_seeds(spec)}
     return found
+
+
+def other_seeds(spec: documents.JobSpec) -> list[int]:
+    """The seeds besides the job's own. A seed also gives its three successors to other draws, hence the distance."""
+    return [(spec.training.seed + _SEED_DISTANCE * number) % _SEED_END for number in range(1, spec.verdict.seeds)]
+
+
+def _initial(
+    reader: Reader, job: coordinator_pb2.Job, spec: documents.JobSpec, trained: Sequence[Trained], seed: int
+) -> str:
+    """Digest of the initial parameters of a seed: drawn anew, or those that the job was given."""
+    if spec.initial_weights:
+        return job.initial_weights_digest
+    request = service_pb2.TrainRequest.FromString(reader.row(trained[0].run_id).request)
+    return reader.artifacts.put(weights.to_bytes(weights.initial_parameters(convert.model(request.spec.model), seed)))
 
 
 def fastest_certified(trained: Sequence[Trained]) -> Trained | None:
@@ -135,7 +161,7 @@ def _affordable(reader: Reader, item: Trained) -> int:
 def _is_trained(record: coordinator_pb2.JobRun) -> bool:
     return (
         record.run.kind == run_pb2.RUN_KIND_TRAIN
-        and record.purpose != coordinator_pb2.RUN_PURPOSE_ENVELOPE
+        and record.purpose not in (coordinator_pb2.RUN_PURPOSE_ENVELOPE, coordinator_pb2.RUN_PURPOSE_SEED)
         and record.run.state == run_pb2.RUN_STATE_SUCCEEDED
         and record.repeat == 0
     )

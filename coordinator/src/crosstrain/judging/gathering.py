@@ -10,11 +10,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
+import numpy as np
+
 from crosstrain import spec as documents
 from crosstrain.compare.freerun.flips import Flip
 from crosstrain.compare.freerun.traces import LossTrace
 from crosstrain.compare.verdict import EngineEvidence, EnvelopeEvidence, Evidence, Failure
-from crosstrain_protos.v1 import coordinator_pb2, run_pb2
+from crosstrain_protos.v1 import coordinator_pb2, run_pb2, service_pb2
 from crosstrain_service.errors import CrosstrainError
 
 from . import stored
@@ -120,8 +122,21 @@ class Gathering:
             facts=facts,
             asked=asked(self.job, spec),
             test_accuracy=accuracy,
-            accuracies={} if accuracy is None else {spec.training.seed: accuracy},
+            accuracies=self._accuracies(first, spec.training.seed, accuracy),
         )
+
+    def _accuracies(self, first: coordinator_pb2.JobRun, seed: int, accuracy: float | None) -> dict[int, float]:
+        """Final test accuracies of an engine by seed; a run with another seed that failed is named."""
+        found = {} if accuracy is None else {seed: accuracy}
+        for record in self.job.runs:
+            if record.purpose != coordinator_pb2.RUN_PURPOSE_SEED or label_of(record) != label_of(first):
+                continue
+            if record.run.state != _SUCCEEDED:
+                self.failures.append(self._failed(record, "run with another seed"))
+            elif record.result.HasField("test_accuracy"):
+                request = service_pb2.TrainRequest.FromString(self.reader.row(record.run.run_id).request)
+                found[request.spec.training.seed] = record.result.test_accuracy
+        return found
 
     def _certificate(self, probe: coordinator_pb2.JobRun | None) -> tuple[StoredCertificate | None, str]:
         if probe is None:
@@ -203,6 +218,7 @@ def runs_evidence(reader: Reader, run_id_a: str, run_id_b: str) -> Evidence:
         for gathering, (_job, record), label in zip(gatherings, records, labels, strict=True)
     )
     engines = (engines[0], _with_earliest_flip(*engines))
+    engines = _with_common_rates(reader, engines, [job for job, _record in records])
     failures = [failure for gathering in gatherings for failure in gathering.failures]
     first, second = (job for job, _record in records)
     spec = documents.parse_document(first.document)
@@ -221,6 +237,18 @@ def runs_evidence(reader: Reader, run_id_a: str, run_id_b: str) -> Evidence:
         could_not_compare=tuple(dict.fromkeys(failures)),
         accuracy_margin=spec.verdict.margin,
     )
+
+
+def _with_common_rates(
+    reader: Reader, engines: tuple[EngineEvidence, ...], jobs: Sequence[coordinator_pb2.Job]
+) -> tuple[EngineEvidence, ...]:
+    """Both runs as asked for the same learning rates if those of the shorter one begin those of the longer one."""
+    rates = [reader.rates(job) for job in jobs]
+    shared = min(map(len, rates))
+    if not shared or len(rates[0]) == len(rates[1]) or not np.array_equal(rates[0][:shared], rates[1][:shared]):
+        return engines
+    told = {"learning rates": f"the same for {shared} steps"}
+    return tuple(dataclasses.replace(engine, asked={**engine.asked, **told}) for engine in engines)
 
 
 def _with_earliest_flip(first: EngineEvidence, second: EngineEvidence) -> EngineEvidence:
@@ -252,8 +280,8 @@ def asked(job: coordinator_pb2.Job, spec: documents.JobSpec) -> dict[str, str]:
 
 def is_trained(record: coordinator_pb2.JobRun) -> bool:
     """Whether a run is a training that its job asked for."""
-    envelope = record.purpose == coordinator_pb2.RUN_PURPOSE_ENVELOPE
-    return record.run.kind == run_pb2.RUN_KIND_TRAIN and not envelope
+    further = (coordinator_pb2.RUN_PURPOSE_ENVELOPE, coordinator_pb2.RUN_PURPOSE_SEED)
+    return record.run.kind == run_pb2.RUN_KIND_TRAIN and record.purpose not in further
 
 
 def label_of(record: coordinator_pb2.JobRun) -> str:

@@ -74,6 +74,10 @@ class Reader:
                 raise CrosstrainError("INVALID_DATA", f"{what}: {error.message}", what) from error
             raise
 
+    def rates(self, job: coordinator_pb2.Job) -> NDArray[Any]:
+        """The learning rate of every step of a job; empty for one that trains nothing."""
+        return self._array(job.learning_rates_digest, "learning rates") if job.learning_rates_digest else np.empty(0)
+
     def problem(self, case: run_pb2.ProbeCase, precision: str, native: bool) -> Problem:
         """What was asked of an engine in one case, in the canonical meaning of its settings."""
         rates = self._array(case.training.learning_rates_digest, "learning rates")

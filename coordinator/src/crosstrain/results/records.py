@@ -38,6 +38,7 @@ _FOR_THE_VERDICT = frozenset(
         coordinator_pb2.RUN_PURPOSE_PROBE,
         coordinator_pb2.RUN_PURPOSE_ENVELOPE,
         coordinator_pb2.RUN_PURPOSE_FLIP,
+        coordinator_pb2.RUN_PURPOSE_SEED,
     }
 )
 

@@ -46,11 +46,11 @@ def log_text(record: JobRecord, model: Model) -> str:
 
 
 def run_part(run: RunRecord) -> str:
-    """Which of an engine's runs it is: "#0" of the training runs, "evaluate", "probe", "envelope 0", "flip"."""
+    """Which of an engine's runs it is: "#0" of the training runs, else what it is for, as in "envelope 0"."""
     purpose = run_purpose(run.kind, run.purpose)
     if purpose == "train":
         return f"#{run.repeat}"
-    return f"{purpose} {run.repeat}" if purpose == "envelope" else purpose
+    return f"{purpose} {run.repeat}" if purpose in ("envelope", "seed") else purpose
 
 
 def _dataset(data: data_pb2.Dataset) -> str:

@@ -78,6 +78,10 @@ class _RunPurposeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RunPurpose
     """Records the steps at which the losses of two engines part, to find the first decision that
     they take differently.
     """
+    RUN_PURPOSE_SEED: _RunPurpose.ValueType  # 6
+    """Trains with another seed. Only its final accuracy counts, for the test whether engines are
+    equivalent; it is no result of the job.
+    """
 
 class RunPurpose(_RunPurpose, metaclass=_RunPurposeEnumTypeWrapper):
     """What a run of a job is for."""
@@ -97,6 +101,10 @@ rounding drives curves apart; they are no result of the job.
 RUN_PURPOSE_FLIP: RunPurpose.ValueType  # 5
 """Records the steps at which the losses of two engines part, to find the first decision that
 they take differently.
+"""
+RUN_PURPOSE_SEED: RunPurpose.ValueType  # 6
+"""Trains with another seed. Only its final accuracy counts, for the test whether engines are
+equivalent; it is no result of the job.
 """
 Global___RunPurpose: _TypeAlias = RunPurpose  # noqa: Y015
 
