@@ -71,6 +71,8 @@ class Feed:
         if not len(self.rows):
             raise CrosstrainError("INVALID_DATA", "no sample is left to train on", "training.early_stopping")
         self._orders = EpochOrders(len(self.rows), training.seed)
+        # Epoch and its order as used last: a probe asks for it at every step.
+        self._latest: Tuple[int, np.ndarray] = (-1, self.rows)
         self.steps_per_epoch = steps_per_epoch(len(self.rows), training.batch_size, training.drop_last)
         if not self.steps_per_epoch:
             raise CrosstrainError(
@@ -109,10 +111,18 @@ class Feed:
         order = self._order(epoch)[first * size:(first + count) * size]
         return Rows(self._samples.pixels, self._samples.labels, self._samples.divisor, order, size)
 
+    def step_rows(self, step: int) -> Optional[Rows]:
+        """The batch of one step as rows of the data set, as :meth:`batch_rows` gives it."""
+        epoch, index = divmod(step, self.steps_per_epoch)
+        return self.batch_rows(epoch, index, 1)
+
     def _order(self, epoch: int) -> np.ndarray:
         if self._training.keep_order:
             return self.rows
-        return self.rows[self._orders.order(epoch)]
+        latest = self._latest
+        if latest[0] != epoch:
+            latest = self._latest = (epoch, self.rows[self._orders.order(epoch)])
+        return latest[1]
 
 
 class FeedEpoch(Epoch):

@@ -68,7 +68,7 @@ class Epoch(abc.ABC):
         """The same batches as rows of the data set, or None where they are more than that (dropout masks).
 
         An engine uses these or :meth:`batches`, which always works. Waiting for data is then recorded as 0: the
-        framework fetches it inside the step.
+        framework fetches it inside the step. The single step of a probe offers them like an epoch of training.
         """
         return None
 

@@ -1,12 +1,12 @@
 """Recording what an engine computes inside a training step."""
 
-from typing import Any, Collection, Dict, Iterable, Iterator, Optional, Set, Tuple
+from typing import Any, Callable, Collection, Dict, Iterable, Iterator, Optional, Set, Tuple
 
 import numpy as np
 
 from crosstrain_protos.v1 import run_pb2
 
-from .engine import Arrays, Batch, Engine, Epoch, Loop
+from .engine import Arrays, Batch, Engine, Epoch, Loop, Rows
 from .spool import SpoolReader
 
 #: What a record may hold: the part of a tensor's name before the "/", or all of it.
@@ -15,24 +15,32 @@ GROUPS = ("input", "labels", "learning_rate", "mask", "parameter", "state", "pro
 
 
 class _OneBatch(Epoch):
-    def __init__(self, batch: Batch) -> None:
+    def __init__(self, batch: Batch, rows: Optional[Rows]) -> None:
         self._batch = batch
+        self._rows = rows
         self.steps = 1
 
     def batches(self) -> Iterator[Batch]:
         yield self._batch
 
+    def rows(self) -> Optional[Rows]:
+        return self._rows
+
 
 class SingleStep(Loop):
-    """A loop of exactly one step, so that a probe goes through the real training path."""
+    """A loop of exactly one step, so that a probe goes through the real training path.
 
-    def __init__(self, batch: Batch) -> None:
+    ``rows``: the batch as rows of the data set, where a training epoch would offer them.
+    """
+
+    def __init__(self, batch: Batch, rows: Optional[Rows] = None) -> None:
         self.batch = batch
+        self.rows = rows
         self.step = batch.step
         self.loss: Optional[float] = None
 
     def epochs(self) -> Iterator[Epoch]:
-        yield _OneBatch(self.batch)
+        yield _OneBatch(self.batch, self.rows)
 
     def step_done(self, loss: Any, correct: Optional[Any] = None, sync_seconds: float = 0.0,
                   copy_seconds: float = 0.0) -> None:
@@ -45,9 +53,13 @@ class SingleStep(Loop):
         return self.batch.learning_rate
 
 
-def record_steps(engine: Engine, batches: Iterable[Batch], wanted: Collection[int]) -> Iterator[
-        Tuple[int, Dict[str, np.ndarray]]]:
+def record_steps(engine: Engine, batches: Iterable[Batch], wanted: Collection[int],
+                 rows: Optional[Callable[[int], Optional[Rows]]] = None) -> Iterator[
+                     Tuple[int, Dict[str, np.ndarray]]]:
     """Trains on ``batches`` one after the other and yields (step, tensors) for the ``wanted`` steps.
+
+    ``rows`` gives a step's batch as rows of the data set (``Feed.step_rows``), which the training step may
+    use instead of the batch; what is recorded as input, and the recording pass, is always the batch.
 
     Tensor names are those of ``ProbeRecorded.digest``; "loss" is the loss that the training step
     reported, "probe_loss" the loss seen by the recording pass before it.
@@ -56,7 +68,7 @@ def record_steps(engine: Engine, batches: Iterable[Batch], wanted: Collection[in
         record: Arrays = {}
         if batch.step in wanted:
             record = _before(engine, batch)
-        loop = SingleStep(batch)
+        loop = SingleStep(batch, rows(batch.step) if rows is not None else None)
         engine.train(loop)
         if loop.loss is None:
             raise RuntimeError("the engine reported no step")

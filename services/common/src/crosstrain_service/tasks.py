@@ -187,7 +187,7 @@ def _probe_case(work: Work, case: run_pb2.ProbeCase, execution: Execution) -> An
             yield from feed.batches(epoch, 0, count)
             remaining, epoch = remaining - count, epoch + 1
 
-    for step, tensors in record_steps(engine, batches(), set(case.steps)):
+    for step, tensors in record_steps(engine, batches(), set(case.steps), feed.step_rows):
         yield step, tensors, engine
     if case.HasField("test"):
         test = Samples(work.artifacts, case.test, "test")
