@@ -51,9 +51,10 @@ _INTRODUCTION = """# Conventions that a verdict can name
 
 Frameworks given the same network, weights and data may still compute different functions. When a check of an engine's
 training step fails, Crosstrain tries every convention below on the engine's own inputs of that piece, alone and in
-pairs; the one that brings the engine's values inside the rounding bound is the cause. No tolerance is guessed: under
-the right convention the remaining error is rounding, under a wrong one it is not. A convention that gives the same
-numbers as another on the data at hand is listed along with it. `docs/semantics.md` defines the canonical function.
+pairs (of an update also with a third, where two are a framework's own form of the rule); the one that brings the
+engine's values inside the rounding bound is the cause. No tolerance is guessed: under the right convention the
+remaining error is rounding, under a wrong one it is not. A convention that gives the same numbers as another on the
+data at hand is listed along with it. `docs/semantics.md` defines the canonical function.
 
 This file is written by `python3.11 tools/run.py -m crosstrain.compare.causes.document`.
 """

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from crosstrain.compare.causes import evaluation
+from crosstrain.compare.causes import found as values
 from crosstrain.compare.causes.convention import Convention, Place, stage_of
 from crosstrain.compare.causes.data import Change, Reading
 from crosstrain.compare.causes.operations import Operation
-from crosstrain.compare.causes.search import Ids, Match, ratio_of, search, search_pairs, search_update
+from crosstrain.compare.causes.search import Ids, Match, holds, ratio_of, search, search_pairs, search_update
 from crosstrain.compare.causes.table import BY_ID, CONVENTIONS
-from crosstrain.compare.causes.update_place import UpdatePlace
+from crosstrain.compare.causes.update_place import UpdatePlace, own_start
 from crosstrain.compare.certificate.certify import Certificate
 from crosstrain.compare.certificate.comparison import Check, Problem
 from crosstrain.compare.numerics import bounds
@@ -24,12 +25,13 @@ _ORDER = {item.id: index for index, item in enumerate(CONVENTIONS)}
 
 @dataclass(frozen=True)
 class Cause:
-    """Why checks fail: one convention, or two that only together give the engine's values, or none known.
+    """Why checks fail: one convention, or some that only together give the engine's values, or none known.
 
     ``check`` is the first of the ``checks`` that it explains, ``where`` names them all ("backward relu2"), ``ratio``
     is the largest error over its bound under the convention (under the canonical function where ``unknown``).
-    ``also`` lists other conventions that explain the same checks, two joined by " + ". ``consequences`` are checks that
-    fail because of this cause and cannot be judged apart from it.
+    ``also`` lists other conventions that explain the same checks, several joined by " + ". ``note`` says which values
+    were found, where the convention leaves them open. ``consequences`` are checks that fail because of this cause and
+    cannot be judged apart from it.
     """
 
     ids: Ids
@@ -39,6 +41,7 @@ class Cause:
     ratio: float
     also: tuple[str, ...] = ()
     consequences: tuple[Check, ...] = field(default=())
+    note: str = ""
 
     @property
     def unknown(self) -> bool:
@@ -57,10 +60,10 @@ class Cause:
 
     @property
     def says(self) -> str:
-        """What the engine does otherwise, in a sentence per convention."""
+        """What the engine does otherwise, in a sentence per convention and one with the values that were found."""
         if self.unknown:
             return f"No convention that Crosstrain knows explains this: {self.check}."
-        return " ".join(item.says for item in self.conventions)
+        return " ".join(filter(None, (*(item.says for item in self.conventions), self.note)))
 
     @property
     def found_in(self) -> str:
@@ -164,30 +167,58 @@ class _Explanation:
         seen: dict[int, list[Match]] = {}
         pairs = True
         for step, place in places.items():
-            seen[step] = search_update(place, pairs=pairs)
+            seen[step] = search_update(place, most=2 if pairs else 1)
             # Pairs are many: they are tried at one step, and those that were found at all of them.
             pairs = pairs and any(len(match.ids) == 1 for match in seen[step])
-        known = {match.ids for found in seen.values() for match in found if len(match.ids) == 2}
+        self._spread(seen, places)
+        left = next((step for step in places if not seen[step]), None)
+        if left is not None:
+            seen[left] = search_update(places[left], most=3)
+            self._spread(seen, places)
         for step, place in places.items():
-            if known and not any(len(match.ids) == 2 for match in seen[step]):
-                seen[step] = [*seen[step], *search_update(place, known)]
             if not seen[step]:
                 self._follow(place, steps[step])
         self._one_factor(seen)
+        self._one_set(seen, places)
         for step, indices in steps.items():
             for index in indices:
                 self.matches[index] = seen[step]
 
+    def _spread(self, seen: dict[int, list[Match]], places: Mapping[int, UpdatePlace]) -> None:
+        """Tries what was found together at one step at all others."""
+        known = {match.ids: None for matches in seen.values() for match in matches if len(match.ids) > 1}
+        for step, place in places.items():
+            own = {match.ids for match in seen[step]}
+            for ids in known:
+                if ids not in own and not any(len(item) == len(ids) for item in own):
+                    seen[step] = [*seen[step], *search_update(place, {ids}, len(ids))]
+
     def _one_factor(self, seen: dict[int, list[Match]]) -> None:
         """Drops a factor of the learning rate that is not the same at all steps, where something else explains them."""
-        name = ("rate.scaled",)
         rates = self.problem.training.learning_rates
-        factors = [match.computed.rate / rates[step] for step in seen for match in seen[step] if match.ids == name]
         recorded = {step for step in self.records if step >= 0 and rates[step]}
-        constant = factors and len(factors) == len(recorded) and np.ptp(factors) <= 1e-5 * abs(factors[0])
-        for step, found in seen.items():
-            if not constant and any(match.ids != name for match in found):
-                seen[step] = [match for match in found if match.ids != name]
+        scaled = {match.ids for matches in seen.values() for match in matches if "rate.scaled" in match.ids}
+        varying = set()
+        for ids in scaled:
+            factors = [match.computed.rate / rates[step] for step in seen for match in seen[step] if match.ids == ids]
+            if len(factors) != len(recorded) or np.ptp(factors) > 1e-5 * abs(factors[0]):
+                varying.add(ids)
+        for step, matches in seen.items():
+            if any(match.ids not in varying for match in matches):
+                seen[step] = [match for match in matches if match.ids not in varying]
+
+    def _one_set(self, seen: dict[int, list[Match]], places: Mapping[int, UpdatePlace]) -> None:
+        """One set of constants for all steps, if there is one: a single step may not show each of them."""
+        name = "optimizer.other_constant"
+        for ids in {match.ids for matches in seen.values() for match in matches if name in match.ids}:
+            own = {step: match.computed for step in seen for match in seen[step] if match.ids == ids}
+            rules = list(dict.fromkeys(form.rule for form in own.values()))
+            for rule in rules if len(rules) > 1 else ():
+                forms = {step: replace(form, rule=rule) for step, form in own.items()}
+                if all(forms[step] == form or holds(places[step], forms[step]) for step, form in own.items()):
+                    for step, form in forms.items():
+                        seen[step] = [m._replace(computed=form) if m.ids == ids else m for m in seen[step]]
+                    break
 
     def _follow(self, place: UpdatePlace, indices: Sequence[int]) -> None:
         """Updates that differ since the training pass differs from the recorded one in the way already found."""
@@ -263,7 +294,11 @@ class _Explanation:
             also = sorted((ids for ids in options if ids != best and set(options[ids]) >= set(chosen)), key=ranks.get)  # type: ignore[arg-type]
             ratio = max(match.ratio for index in chosen for match in self.matches[index] if match.ids == best)
             checks = tuple(self.failed[index] for index in chosen)
-            causes.append(Cause(best, self.case, checks[0], checks, ratio, tuple(" + ".join(ids) for ids in also)))
+            computed = [match.computed for index in chosen for match in self.matches[index] if match.ids == best]
+            start = own_start(self.records, self.problem)
+            note = values.note(best, computed, self.problem.training.rule, start)
+            others = tuple(" + ".join(ids) for ids in also)
+            causes.append(Cause(best, self.case, checks[0], checks, ratio, others, note=note))
             open_ -= set(chosen)
         return self._with_the_rest(causes)
 
@@ -279,7 +314,7 @@ class _Explanation:
                 cause = causes[target]
                 causes[target] = Cause(
                     cause.ids, cause.case, cause.check, cause.checks, cause.ratio, cause.also,
-                    (*cause.consequences, check)
+                    (*cause.consequences, check), cause.note
                 )
             else:
                 rest.setdefault((stage_of(check), check.layer), []).append(check)

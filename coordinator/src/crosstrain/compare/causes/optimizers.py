@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+from crosstrain.compare.causes import defaults
 from crosstrain.compare.causes.convention import Convention
 from crosstrain.compare.numerics.forms import Form, with_rule
 from crosstrain_service.training import Rule
@@ -17,13 +18,6 @@ CONSTANTS = {
     "epsilon": (1e-8, 1e-7, 1e-6, 1e-10, 1e-5, 1e-4, 1e-3, 1e-2, 0.1, 1.0, 1e-16),
     "beta1": (0.9, 0.95, 0.99, 0.5),
     "beta2": (0.999, 0.99, 0.95, 0.9, 0.9999),
-}
-_OWN = {
-    "sgd": ("momentum",),
-    "rmsprop": ("rho", "epsilon"),
-    "adagrad": ("epsilon",),
-    "adam": ("epsilon", "beta1", "beta2"),
-    "adadelta": ("rho", "epsilon"),
 }
 _OTHERS = (
     Rule("sgd", momentum=0.0, nesterov=False),
@@ -53,15 +47,17 @@ def _no_first_moment(form: Form, place: Any) -> Iterator[Form]:
 
 
 def _constants(form: Form, place: Any) -> Iterator[Form]:
-    for name in _OWN[form.rule.name]:
+    for name in defaults.CONSTANTS[form.rule.name]:
         for value in CONSTANTS[name]:
             if value != getattr(form.rule, name) and (value or name != "momentum"):
                 yield with_rule(form, **{name: value})
+    for constants in defaults.sets(form.rule):
+        yield with_rule(form, **constants)
 
 
 def _short(form: Form, place: Any) -> Iterator[Form]:
     if form.rule.name in ("rmsprop", "adam", "adadelta"):
-        for short in ("differences", "differences, powers", "powers"):
+        for short in ("differences", "differences, powers", "powers", "differences, betas"):
             if form.short != short:
                 yield replace(form, short=short)
 
@@ -159,10 +155,11 @@ CONVENTIONS = (
     ),
     Convention(
         "optimizer.other_constant",
-        "Another constant of the rule",
-        "A constant of the update rule has the value that some framework uses by default, not the job's.",
+        "Other constants of the rule",
+        "A constant of the update rule, or several at once, has the value that some framework uses by default, "
+        "not the job's.",
         "Defaults differ: epsilon 1e-8 (PyTorch), 1e-7 (Keras), 1e-6 (Lasagne); rho 0.99 (PyTorch), 0.9 "
-        "(Keras, Lasagne).",
+        "(Keras, Lasagne); a constant that is not passed is the framework's own.",
         "Pass every constant explicitly.",
         {"update": _constants},
         5,

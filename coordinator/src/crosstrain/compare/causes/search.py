@@ -9,11 +9,13 @@ import numpy as np
 
 from crosstrain.compare.causes import data, evaluation, losses
 from crosstrain.compare.causes.convention import Convention, Place, stage_of
+from crosstrain.compare.causes.defaults import changed, frameworks_of
 from crosstrain.compare.causes.operations import Operation, Settings
 from crosstrain.compare.causes.table import BY_ID, of_stage
 from crosstrain.compare.causes.update_place import UpdatePlace
 from crosstrain.compare.certificate.comparison import ratios
 from crosstrain.compare.numerics.bounds import Bounded
+from crosstrain.compare.numerics.forms import Form
 from crosstrain_reference import BatchNorm
 
 Ids = tuple[str, ...]
@@ -21,11 +23,14 @@ Ids = tuple[str, ...]
 _PAIRED = ("layer", "input", "weights", "loss")
 # Products of one evaluation up to which pairs are tried.
 _LARGEST = 20_000_000
+# A framework's own form of an update is often one of the first with the second, and anything else comes on top.
+_EPSILON_PLACES = ("rmsprop.epsilon_inside", "adagrad.epsilon_inside", "adam.epsilon_hat")
+_SHORT = "optimizer.constants_in_float32"
 NOT_HERE = (ValueError, KeyError, IndexError, StopIteration, ZeroDivisionError)
 
 
 class Match(NamedTuple):
-    """One or two conventions that bring a check inside its bound; ``computed`` is the computation under them."""
+    """One to three conventions that bring a check inside its bound; ``computed`` is the computation under them."""
 
     ids: Ids
     ratio: float
@@ -176,25 +181,33 @@ def _again(convention: Convention, stage: str, start: Any, place: Place, compute
         yield computed
 
 
-def search_update(place: UpdatePlace, only: Collection[Ids] | None = None, pairs: bool = True) -> list[Match]:
-    """Conventions that explain all of one step's update and state: single ones, or else, with ``pairs``, two.
+def search_update(place: UpdatePlace, only: Collection[Ids] | None = None, most: int = 2) -> list[Match]:
+    """Conventions that explain all of one step's update and state: single ones, or else up to ``most`` together.
 
     An alternative must also keep what holds: it is the rule of the whole step. As in the checks, the gradient that was
     used may be the recorded one, or differ by another order of summation, or come from a pass of its own. Everything
     is tried on a sample first.
     """
-    tiers: list[Callable[[], UpdatePlace]] = [
-        lambda: place,
-        lambda: place.with_errors(place.local),
-        lambda: place.with_errors(place.own_pass),
-    ]
-    for tried in (_singles, _pairs) if pairs else (_singles,):
-        for tier in tiers:
+    for tried in (_singles, _pairs, _triples)[:most]:
+        for tier in _tiers(place):
             whole = tier()
             found = tried(whole, whole.sampled(), only)
             if found:
                 return found
     return []
+
+
+def holds(place: UpdatePlace, form: Form) -> bool:
+    """Whether a form explains one step's update and state, with the gradients that :func:`search_update` allows."""
+    return any(tier().ratio(form) <= 1 for tier in _tiers(place))
+
+
+def _tiers(place: UpdatePlace) -> tuple[Callable[[], UpdatePlace], ...]:
+    return (
+        lambda: place,
+        lambda: place.with_errors(place.local),
+        lambda: place.with_errors(place.own_pass),
+    )
 
 
 def _singles(place: UpdatePlace, small: UpdatePlace, only: Collection[Ids] | None) -> list[Match]:
@@ -228,15 +241,38 @@ def _pairs(place: UpdatePlace, small: UpdatePlace, only: Collection[Ids] | None)
     return found
 
 
+def _triples(place: UpdatePlace, small: UpdatePlace, only: Collection[Ids] | None) -> list[Match]:
+    """Another place of epsilon with float32 constants, and one more convention."""
+    start, short = place.canonical(), BY_ID[_SHORT]
+    found = []
+    for epsilon in (BY_ID[item] for item in _EPSILON_PLACES):
+        bases = [form for middle in _varied(epsilon, "update", start, small)
+                 for form in _varied(short, "update", middle, small)]  # fmt: skip
+        for third in of_stage("update") if bases else ():
+            ids = tuple(sorted((epsilon.id, _SHORT, third.id)))
+            if third.id in (epsilon.id, _SHORT, "optimizer.other_rule") or (only is not None and ids not in only):
+                continue
+            forms = [form for base in bases for form in _varied(third, "update", base, small)]
+            match = _best_form(place, small, forms, False)
+            if match:
+                found.append(Match(ids, *match))
+    return found
+
+
 def _best_form(
     place: UpdatePlace, small: UpdatePlace, forms: list[Any], parameters_only: bool
 ) -> tuple[float, Any] | None:
-    best: tuple[float, Any] | None = None
+    """The form inside the bound with the fewest other constants, rather those of one framework; then the nearest."""
+    asked = place.problem.training.rule
+    best: tuple[int, bool, float] | None = None
+    chosen: Any = None
     for form in dict.fromkeys(forms):
         if small.ratio(form, parameters_only) > 1:
             continue
         ratio = place.ratio(form, parameters_only)
-        if ratio <= 1 and (best is None or ratio < best[0]):
-            best = (ratio, form)
-    return best
+        constants = changed(form.rule, asked)
+        rank = (len(constants), not frameworks_of(asked.name, constants | place.own_start), ratio)
+        if ratio <= 1 and (best is None or rank < best):
+            best, chosen = rank, form
+    return None if best is None else (best[2], chosen)
 

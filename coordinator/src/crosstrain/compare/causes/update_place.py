@@ -32,6 +32,11 @@ class UpdatePlace:
     failed: tuple[Check, ...]
     picks: Mapping[str, np.ndarray] = field(default_factory=dict)
 
+    @cached_property
+    def own_start(self) -> dict[str, float]:
+        """See the function of that name."""
+        return own_start(self.records, self.problem)
+
     @property
     def record(self) -> Arrays:
         """The step's tensors."""
@@ -166,6 +171,19 @@ class UpdatePlace:
             if value.size:
                 worst = max(worst, float(ratios(value, wanted).max()))
         return worst
+
+
+def own_start(records: Mapping[int, Arrays], problem: Problem) -> dict[str, float]:
+    """The number that Adagrad's accumulators start from, by the name of the rule's constant, if it is not the job's."""
+    rule = problem.training.rule
+    if rule.name != "adagrad" or 0 not in records:
+        return {}
+    state = [np.unique(value) for value in group(records[0], "state").values() if value.size]
+    found = np.unique(np.concatenate(state)) if state else np.array([])
+    if len(found) != 1 or found[0] == found.dtype.type(rule.initial_accumulator or 0.0):
+        return {}
+    # A constant that was rounded to float32 reads as it was written.
+    return {"initial_accumulator": float(f"{float(found[0]):.6g}")}
 
 
 _PARTS = ("velocity", "mean_square", "accumulator", "m", "v", "mean_update")

@@ -112,7 +112,7 @@ def compare(
     if count:
         place = ", ".join(str(int(index)) for index in at)
         detail = (
-            f": {count} of {ratio.size} elements; at ({place}) found {found[at]!r}, expected {float(value[at])!r}"
+            f": {count} of {ratio.size} elements; at ({place}) found {found[at]!s}, expected {float(value[at])!r}"
             f" within {float(limit[at]):.3g}{note}"
         )
     return Check(

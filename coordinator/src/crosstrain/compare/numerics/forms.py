@@ -29,7 +29,8 @@ class Form:
     from the second step on), "always dampened", "rate outside" (the buffer holds no learning rate), "ahead" (gradient
     at the weights moved by the old velocity), "missing" or "missing, unused buffer" (a buffer that stays as it is).
     ``rate`` is this step's learning rate, ``before`` that of the step before (of this one at step 0). ``short`` lists
-    what is formed from float32 constants: "differences" (1 - beta), "powers" (1 - beta^t).
+    what is formed from float32 constants: "differences" (1 - beta), "powers" (1 - beta^t in float32), "betas"
+    (1 - beta^t in float64 of a beta rounded to float32).
     """
 
     rule: Rule
@@ -257,6 +258,8 @@ class _Rules:
     def _correction(self, beta: float | None) -> float:
         if "powers" in self.form.short:
             return float(np.float32(1) - np.power(np.float32(beta or 0.0), np.float32(self.count)))
+        if "betas" in self.form.short:
+            return 1.0 - float(np.float32(beta or 0.0)) ** self.count
         return 1.0 - float(beta or 0.0) ** self.count
 
     def _root(self, square: Approximate) -> Approximate:
