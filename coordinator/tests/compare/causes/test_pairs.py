@@ -20,7 +20,7 @@ from crosstrain.compare.causes import explain
 from crosstrain.compare.certificate import certify
 from crosstrain_reference import LRN, Convolution, Pool
 from crosstrain_service.model import Relu
-from crosstrain_service.training import Training, WeightDecay
+from crosstrain_service.training import Rule, Training, WeightDecay
 
 Arrays = dict[str, np.ndarray]
 F = np.float32
@@ -89,6 +89,21 @@ def test_unknown_rule_is_one_unknown_cause() -> None:
     causes = explain(of, records, certify(of, records))
     assert [cause.ids for cause in causes] == [()]
     assert len(causes[0].where) == 8
+
+
+@pytest.mark.parametrize("rule", [MOMENTUM, Rule("adam", beta1=0.9, beta2=0.99, epsilon=1e-5)])
+def test_bounds_larger_than_gradients_explain_nothing(rule: Rule) -> None:
+    """The bound of a whole pass grows with every layer; here it exceeds the gradients, and the norm to clip by."""
+
+    def strange(t: Training, p: Arrays, g: Arrays, s: Arrays, rate: float, step: int) -> Any:
+        moved = {n: (p[n] * F(1.01) + F(0.003) * np.sign(p[n])).astype(F) for n in p}
+        return moved, {n: v + F(1) for n, v in s.items()}
+
+    deep = [layer for i in range(4) for layer in (conv(f"conv{i}", 16, 3, 1, 1), Relu(f"relu{i}"))]
+    of = problem((1, 10, 10), deep, rule=rule, samples=4, batch=4, steps=1, clip_norm=0.5)
+    records = updates(strange)(of).records()
+    causes = explain(of, records, certify(of, records))
+    assert [cause.ids for cause in causes] == [()], [(cause.ids, cause.ratio, cause.where) for cause in causes]
 
 
 def test_two_faults_are_two_causes() -> None:

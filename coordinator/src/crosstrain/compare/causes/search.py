@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,7 +12,7 @@ from crosstrain.compare.causes.convention import Convention, Place, stage_of
 from crosstrain.compare.causes.defaults import changed, frameworks_of
 from crosstrain.compare.causes.operations import Operation, Settings
 from crosstrain.compare.causes.table import BY_ID, of_stage
-from crosstrain.compare.causes.update_place import UpdatePlace
+from crosstrain.compare.causes.update_place import UpdatePlace, tells
 from crosstrain.compare.certificate.comparison import ratios
 from crosstrain.compare.numerics.bounds import Bounded
 from crosstrain.compare.numerics.forms import Form
@@ -189,8 +189,7 @@ def search_update(place: UpdatePlace, only: Collection[Ids] | None = None, most:
     is tried on a sample first.
     """
     for tried in (_singles, _pairs, _triples)[:most]:
-        for tier in _tiers(place):
-            whole = tier()
+        for whole in _tiers(place):
             found = tried(whole, whole.sampled(), only)
             if found:
                 return found
@@ -199,15 +198,14 @@ def search_update(place: UpdatePlace, only: Collection[Ids] | None = None, most:
 
 def holds(place: UpdatePlace, form: Form) -> bool:
     """Whether a form explains one step's update and state, with the gradients that :func:`search_update` allows."""
-    return any(tier().ratio(form) <= 1 for tier in _tiers(place))
+    return any(whole.ratio(form) <= 1 for whole in _tiers(place))
 
 
-def _tiers(place: UpdatePlace) -> tuple[Callable[[], UpdatePlace], ...]:
-    return (
-        lambda: place,
-        lambda: place.with_errors(place.local),
-        lambda: place.with_errors(place.own_pass),
-    )
+def _tiers(place: UpdatePlace) -> Iterator[UpdatePlace]:
+    yield place
+    yield place.with_errors(place.local)
+    if tells(place.start.gradients, place.own_pass):
+        yield place.with_errors(place.own_pass)
 
 
 def _singles(place: UpdatePlace, small: UpdatePlace, only: Collection[Ids] | None) -> list[Match]:

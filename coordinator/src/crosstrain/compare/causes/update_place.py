@@ -96,6 +96,8 @@ class UpdatePlace:
             dy, own = bounds.backward(layer, dy, traces[layer.name], params, arithmetic, inputs[layer.name])
             for name, gradient in own.items():
                 values[name], errors[name] = gradient.value, np.asarray(gradient.error)
+        if not tells(values, errors):
+            raise ValueError("the bounds of a whole pass are larger than the gradients")
         return values, errors
 
     @cached_property
@@ -171,6 +173,16 @@ class UpdatePlace:
             if value.size:
                 worst = max(worst, float(ratios(value, wanted).max()))
         return worst
+
+
+def tells(gradients: Mapping[str, Any], errors: Mapping[str, Any]) -> bool:
+    """Whether gradients with these bounds can refute anything: bounds as large as the gradients cannot.
+
+    All tensors are taken together, since single gradients are zero but for rounding (a bias before batch norm). The
+    bounds of a whole pass grow with every layer, and a deep network's say nothing.
+    """
+    error = sum(float(np.square(np.broadcast_to(errors[name], np.shape(gradients[name]))).sum()) for name in errors)
+    return error < sum(float(np.square(gradients[name]).sum()) for name in errors)
 
 
 def own_start(records: Mapping[int, Arrays], problem: Problem) -> dict[str, float]:
