@@ -226,9 +226,9 @@ def test_a_longer_job_is_compared_over_the_shared_steps(world: World) -> None:
     text = document("torch", verdict="{steps: [0], envelope: 0}")
     world.finished(world.create(text, "short").job_id)
     train = upload_dataset(world.client)
-    for name, changed in (("long", ("epochs: 1", "epochs: 3")), ("faster", ("learning_rate: 0.1", "learning_rate: 0.2"))):
-        assert changed[0] in text
-        world.finished(world.client.create_job(text.replace(*changed), train, train, name).job_id)
+    for name, old, new in (("long", "epochs: 1", "epochs: 3"), ("faster", "learning_rate: 0.1", "learning_rate: 0.2")):
+        assert old in text
+        world.finished(world.client.create_job(text.replace(old, new), train, train, name).job_id)
     longer = world.client.compare_runs("short.torch-2.13.0.0", "long.torch-2.13.0.0")
     assert read_verdict(world.client.read(longer.verdict_digest))["could_not_compare"] == []
     faster = world.client.compare_runs("short.torch-2.13.0.0", "faster.torch-2.13.0.0")
