@@ -176,3 +176,19 @@ def test_labels_out_of_range_are_a_mismatch_not_a_crash() -> None:
     found[0]["labels"] = found[0]["labels"] + 3
     failed = certify(CHAIN, found).failed
     assert (failed[0].kind, failed[0].subject) == ("input", "labels")
+
+
+def test_rounding_of_deep_networks_excuses_no_wrong_update() -> None:
+    """The worst case of a whole pass grows with every layer until it would allow any gradient at all."""
+    deep = [layer for i in range(4) for layer in (conv(f"conv{i}", 16, 3, 1, 1), Relu(f"relu{i}"))]
+    of = problem((1, 10, 10), deep, rule=MOMENTUM, samples=4, batch=4, steps=1, clip_norm=0.5)
+
+    class Longer(Simulated):
+        def update(self, params: Any, gradients: Any, state: Any, rate: float, step: int) -> Any:
+            after, state_after = super().update(params, gradients, state, rate, step)
+            moved = {name: params[name] + (after[name] - params[name]) * np.float32(1.03) for name in params}
+            return moved, state_after
+
+    assert certify(of, Simulated(of).records()).holds
+    failed = {(check.kind, check.subject) for check in certify(of, Longer(of).records()).failed}
+    assert {("update", f"conv{i}.weight") for i in range(4)} <= failed
