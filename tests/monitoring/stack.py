@@ -54,6 +54,10 @@ class Stack:
         while len({item.service for item in self.client.list_engines() if item.healthy}) < len(SERVICES):
             assert time.monotonic() < deadline, "the services did not register"
             time.sleep(0.1)
+        # A rate needs the counters' zeros from before the first run.
+        while len(self.ask("up == 1")) < len(self._ports):
+            assert time.monotonic() < deadline, "Prometheus did not scrape all processes"
+            time.sleep(0.1)
 
     def _metrics(self, name: str) -> tuple[str, ...]:
         self._ports[name] = self.folder / f"{name}.metrics"
