@@ -74,7 +74,7 @@ def test_every_line_of_every_lock_is_an_exact_pin() -> None:
     assert len(locks) >= 9
     for lock in locks:
         for line in lock.read_text(encoding="utf-8").splitlines():
-            assert re.fullmatch(r"[a-z0-9.-]+==[A-Za-z0-9.]+( ; .+)?", line), f"{lock.name}: {line}"
+            assert re.fullmatch(r"[a-z0-9.-]+==([0-9]+!)?[A-Za-z0-9.]+( ; .+)?", line), f"{lock.name}: {line}"
 
 
 def test_engine_versions_are_found(tmp_path: Path) -> None:
