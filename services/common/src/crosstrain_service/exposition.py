@@ -52,7 +52,7 @@ class MetricsServer:
                     return
                 try:
                     body = generate_latest(registry)
-                except Exception:
+                except Exception:  # a collector's defect costs this scrape, not the connection
                     _LOG.exception("the metrics cannot be collected")
                     self.send_error(500, "the metrics cannot be collected")
                     return
