@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from crosstrain.purposes import FOR_THE_VERDICT, is_training
 from crosstrain.store import NewRun, Store
 from crosstrain_protos.v1 import coordinator_pb2, run_pb2, service_pb2
 
@@ -50,22 +51,6 @@ def evaluation_runs(store: Store, job_id: str) -> list[NewRun]:
             )
         )
     return planned
-
-
-def is_training(record: coordinator_pb2.JobRun) -> bool:
-    """Whether a run is a training that the job asked for."""
-    return record.run.kind == run_pb2.RUN_KIND_TRAIN and record.purpose not in FOR_THE_VERDICT
-
-
-#: Runs that only serve the verdict: a job does not fail with them.
-FOR_THE_VERDICT = frozenset(
-    {
-        coordinator_pb2.RUN_PURPOSE_PROBE,
-        coordinator_pb2.RUN_PURPOSE_ENVELOPE,
-        coordinator_pb2.RUN_PURPOSE_FLIP,
-        coordinator_pb2.RUN_PURPOSE_SEED,
-    }
-)
 
 
 def first_failure(job: coordinator_pb2.Job) -> coordinator_pb2.JobRun | None:

@@ -11,6 +11,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 
 import grpc
 
@@ -66,7 +67,7 @@ class Judgement:
         for run in job.runs:
             if run.checks_pending and run.ended:
                 if run.state == run_pb2.RUN_STATE_SUCCEEDED and not job.cancel_requested:
-                    self._start(run.run_id, lambda run=run: self._certify(run))  # type: ignore[misc]
+                    self._start(run.run_id, partial(self._certify, run))
                 else:
                     record = self._store.jobs.run(run.run_id).record.run
                     error = errors_pb2.Error(

@@ -51,9 +51,9 @@ def certify_run(reader: Reader, run_id: str) -> str:
         except CrosstrainError as error:
             failures.append(Failure(f"{label}, case {case.case_id}", error.message))
             continue
-        certificates.append(_certificate(certificate, case))
+        certificates.append(certificate_evidence(certificate, tuple(case.steps), case.training.batch_size))
         causes.extend(_cause(item, case.case_id) for item in found)
-        tensors.update(_digests(case.case_id, records))
+        tensors.update(tensor_digests(case.case_id, records))
     result = StoredCertificate(
         run_id, tuple(certificates), tuple(causes), tuple(failures), tensors, precision
     )
@@ -83,12 +83,13 @@ def _records(reader: Reader, recorded: Recorded, case: run_pb2.ProbeCase) -> dic
     return {step: reader.tensors(found[step], f"{case.case_id}, step {step}") for step in wanted}
 
 
-def _certificate(certificate: Certificate, case: run_pb2.ProbeCase) -> CertificateEvidence:
+def certificate_evidence(certificate: Certificate, steps: tuple[int, ...], batch_size: int) -> CertificateEvidence:
+    """What the verdict needs of a certificate; ``steps`` are those recorded, in batches of ``batch_size``."""
     return CertificateEvidence(
-        case.case_id,
-        tuple(case.steps),
-        case.training.batch_size,
-        tuple(_check(check, case.case_id) for check in certificate.checks),
+        certificate.case,
+        steps,
+        batch_size,
+        tuple(_check(check, certificate.case) for check in certificate.checks),
         certificate.ties,
         certificate.zeros,
     )
@@ -115,6 +116,7 @@ def _check(check: Check, case: str) -> CheckEvidence:
 def _cause(cause: Cause, case: str) -> CauseEvidence:
     worst, element = None, cause.worst
     if None not in (element.coordinates, element.found, element.expected, element.bound):
+        # mypy does not follow "None not in".
         worst = Worst(element.coordinates, element.found, element.expected, element.bound)  # type: ignore[arg-type]
     return CauseEvidence(
         tuple(cause.ids), cause.title, cause.says, case, cause.step, float(cause.ratio), tuple(cause.where),
@@ -122,7 +124,7 @@ def _cause(cause: Cause, case: str) -> CauseEvidence:
     )  # fmt: skip
 
 
-def _digests(case: str, records: Mapping[int, Arrays]) -> dict[str, str]:
+def tensor_digests(case: str, records: Mapping[int, Arrays]) -> dict[str, str]:
     """Digests of all computed values: equal ones are bitwise equal tensors."""
     found = {}
     for step, record in records.items():

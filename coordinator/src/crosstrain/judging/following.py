@@ -20,6 +20,7 @@ import numpy as np
 from crosstrain import spec as documents
 from crosstrain.compare.freerun.perturbation import perturb
 from crosstrain.compare.freerun.traces import difference
+from crosstrain.purposes import is_training
 from crosstrain_protos.v1 import coordinator_pb2, run_pb2, service_pb2
 from crosstrain_service import convert, weights
 from crosstrain_service.errors import CrosstrainError
@@ -91,7 +92,7 @@ def further_runs(reader: Reader, job_id: str) -> FurtherRuns:
         found.flips = flips(reader, trained)
     if spec.verdict.seeds > 1 and job.HasField("test") and trained:
         found.seeds_of = [item.run_id for item in trained]
-        found.seeds = {seed: _initial(reader, job, spec, trained, seed) for seed in other_seeds(spec)}
+        found.seeds = _initial_weights(reader, job, spec, trained[0].run_id)
     return found
 
 
@@ -100,14 +101,18 @@ def other_seeds(spec: documents.JobSpec) -> list[int]:
     return [(spec.training.seed + _SEED_DISTANCE * number) % _SEED_END for number in range(1, spec.verdict.seeds)]
 
 
-def _initial(
-    reader: Reader, job: coordinator_pb2.Job, spec: documents.JobSpec, trained: Sequence[Trained], seed: int
-) -> str:
-    """Digest of the initial parameters of a seed: drawn anew, or those that the job was given."""
+def _initial_weights(
+    reader: Reader, job: coordinator_pb2.Job, spec: documents.JobSpec, run_id: str
+) -> dict[int, str]:
+    """Digests of initial parameters by other seed: drawn for it, or those that the job was given for all.
+
+    ``run_id`` is any training run of the job: all have the same network.
+    """
+    seeds = other_seeds(spec)
     if spec.initial_weights:
-        return job.initial_weights_digest
-    request = service_pb2.TrainRequest.FromString(reader.row(trained[0].run_id).request)
-    return reader.artifacts.put(weights.to_bytes(weights.initial_parameters(convert.model(request.spec.model), seed)))
+        return dict.fromkeys(seeds, job.initial_weights_digest)
+    model = convert.model(service_pb2.TrainRequest.FromString(reader.row(run_id).request).spec.model)
+    return {seed: reader.artifacts.put(weights.to_bytes(weights.initial_parameters(model, seed))) for seed in seeds}
 
 
 def fastest_certified(trained: Sequence[Trained]) -> Trained | None:
@@ -159,12 +164,7 @@ def _affordable(reader: Reader, item: Trained) -> int:
 
 
 def _is_trained(record: coordinator_pb2.JobRun) -> bool:
-    return (
-        record.run.kind == run_pb2.RUN_KIND_TRAIN
-        and record.purpose not in (coordinator_pb2.RUN_PURPOSE_ENVELOPE, coordinator_pb2.RUN_PURPOSE_SEED)
-        and record.run.state == run_pb2.RUN_STATE_SUCCEEDED
-        and record.repeat == 0
-    )
+    return is_training(record) and record.run.state == run_pb2.RUN_STATE_SUCCEEDED and record.repeat == 0
 
 
 def _trained(reader: Reader, job: coordinator_pb2.Job, record: coordinator_pb2.JobRun) -> Trained:

@@ -16,6 +16,7 @@ from crosstrain import spec as documents
 from crosstrain.compare.freerun.flips import Flip
 from crosstrain.compare.freerun.traces import LossTrace
 from crosstrain.compare.verdict import EngineEvidence, EnvelopeEvidence, Evidence, Failure
+from crosstrain.purposes import is_training
 from crosstrain_protos.v1 import coordinator_pb2, run_pb2, service_pb2
 from crosstrain_service.errors import CrosstrainError
 
@@ -64,7 +65,7 @@ class Gathering:
         return self._evidence(record, probe, trained, label, self._earlier_flip)
 
     def _engine(self, records: Sequence[coordinator_pb2.JobRun]) -> EngineEvidence:
-        trained = [record for record in records if is_trained(record)]
+        trained = [record for record in records if is_training(record)]
         probe = probe_of(self.job, records[0])
         done = [record for record in trained if record.run.state == _SUCCEEDED]
         self.failures += [self._failed(record, "training") for record in trained if record not in done]
@@ -276,12 +277,6 @@ def asked(job: coordinator_pb2.Job, spec: documents.JobSpec) -> dict[str, str]:
         if not spec.native
         else training.model_dump_json(exclude={"epochs", "max_steps", "schedule"}),
     }
-
-
-def is_trained(record: coordinator_pb2.JobRun) -> bool:
-    """Whether a run is a training that its job asked for."""
-    further = (coordinator_pb2.RUN_PURPOSE_ENVELOPE, coordinator_pb2.RUN_PURPOSE_SEED)
-    return record.run.kind == run_pb2.RUN_KIND_TRAIN and record.purpose not in further
 
 
 def label_of(record: coordinator_pb2.JobRun) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from crosstrain.purposes import FOR_THE_VERDICT
 from crosstrain_protos.v1 import coordinator_pb2, errors_pb2, run_pb2
 
 #: Columns of a step record with their types, as they are kept and written.
@@ -32,15 +33,6 @@ STEP_COLUMNS: dict[str, str] = {
 
 #: Steps that count for the present speed.
 _RECENT_STEPS = 50
-
-_FOR_THE_VERDICT = frozenset(
-    {
-        coordinator_pb2.RUN_PURPOSE_PROBE,
-        coordinator_pb2.RUN_PURPOSE_ENVELOPE,
-        coordinator_pb2.RUN_PURPOSE_FLIP,
-        coordinator_pb2.RUN_PURPOSE_SEED,
-    }
-)
 
 Columns = dict[str, NDArray[Any]]
 
@@ -81,7 +73,7 @@ class RunRecord:
     @property
     def for_the_verdict(self) -> bool:
         """Whether the run only serves the verdict: nothing of it is a result of the job."""
-        return self.purpose in _FOR_THE_VERDICT
+        return self.purpose in FOR_THE_VERDICT
 
     @property
     def succeeded(self) -> bool:
