@@ -20,7 +20,7 @@ from crosstrain_protos.v1 import training_pb2 as crosstrain_dot_v1_dot_training_
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x63rosstrain/v1/run.proto\x12\rcrosstrain.v1\x1a\x18\x63rosstrain/v1/data.proto\x1a\x1a\x63rosstrain/v1/errors.proto\x1a\x19\x63rosstrain/v1/model.proto\x1a\x1c\x63rosstrain/v1/training.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xf5\x01\n\tTrainSpec\x12#\n\x05model\x18\x01 \x01(\x0b\x32\x14.crosstrain.v1.Model\x12%\n\x05train\x18\x02 \x01(\x0b\x32\x16.crosstrain.v1.Dataset\x12$\n\x04test\x18\x03 \x01(\x0b\x32\x16.crosstrain.v1.Dataset\x12)\n\x08training\x18\x04 \x01(\x0b\x32\x17.crosstrain.v1.Training\x12+\n\texecution\x18\x05 \x01(\x0b\x32\x18.crosstrain.v1.Execution\x12\x1e\n\x16initial_weights_digest\x18\x06 \x01(\t\"\xb3\x01\n\x0c\x45valuateSpec\x12#\n\x05model\x18\x01 \x01(\x0b\x32\x14.crosstrain.v1.Model\x12$\n\x04test\x18\x02 \x01(\x0b\x32\x16.crosstrain.v1.Dataset\x12\x17\n\x0fweights_digests\x18\x03 \x03(\t\x12\x12\n\nbatch_size\x18\x04 \x01(\x05\x12+\n\texecution\x18\x05 \x01(\x0b\x32\x18.crosstrain.v1.Execution\"a\n\tProbeSpec\x12\'\n\x05\x63\x61ses\x18\x01 \x03(\x0b\x32\x18.crosstrain.v1.ProbeCase\x12+\n\texecution\x18\x02 \x01(\x0b\x32\x18.crosstrain.v1.Execution\"\xf8\x01\n\tProbeCase\x12\x0f\n\x07\x63\x61se_id\x18\x01 \x01(\t\x12#\n\x05model\x18\x02 \x01(\x0b\x32\x14.crosstrain.v1.Model\x12%\n\x05train\x18\x03 \x01(\x0b\x32\x16.crosstrain.v1.Dataset\x12)\n\x08training\x18\x04 \x01(\x0b\x32\x17.crosstrain.v1.Training\x12\x1e\n\x16initial_weights_digest\x18\x05 \x01(\t\x12\r\n\x05steps\x18\x06 \x03(\x03\x12$\n\x04test\x18\x07 \x01(\x0b\x32\x16.crosstrain.v1.Dataset\x12\x0e\n\x06groups\x18\x08 \x03(\t\"\xe7\x02\n\x03Run\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12$\n\x04kind\x18\x02 \x01(\x0e\x32\x16.crosstrain.v1.RunKind\x12\x0e\n\x06\x65ngine\x18\x03 \x01(\t\x12\x16\n\x0e\x65ngine_version\x18\x04 \x01(\t\x12&\n\x05state\x18\x05 \x01(\x0e\x32\x17.crosstrain.v1.RunState\x12\x0f\n\x07\x61ttempt\x18\x06 \x01(\x05\x12/\n\x0b\x63reate_time\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12.\n\nstart_time\x18\x08 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12,\n\x08\x65nd_time\x18\t \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x15\n\rlast_sequence\x18\n \x01(\x03\x12#\n\x05\x65rror\x18\x0b \x01(\x0b\x32\x14.crosstrain.v1.Error\"\xce\x05\n\x08RunEvent\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x10\n\x08sequence\x18\x02 \x01(\x03\x12(\n\x04time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0f\n\x07\x61ttempt\x18\x04 \x01(\x05\x12\x34\n\rstate_changed\x18\x05 \x01(\x0b\x32\x1b.crosstrain.v1.StateChangedH\x00\x12\x38\n\x0f\x61ttempt_started\x18\x06 \x01(\x0b\x32\x1d.crosstrain.v1.AttemptStartedH\x00\x12\x31\n\x0b\x66ingerprint\x18\x07 \x01(\x0b\x32\x1a.crosstrain.v1.FingerprintH\x00\x12+\n\x05steps\x18\x08 \x01(\x0b\x32\x1a.crosstrain.v1.StepRecordsH\x00\x12\x30\n\x0b\x65poch_ended\x18\t \x01(\x0b\x32\x19.crosstrain.v1.EpochEndedH\x00\x12-\n\tevaluated\x18\n \x01(\x0b\x32\x18.crosstrain.v1.EvaluatedH\x00\x12:\n\x10\x63heckpoint_saved\x18\x0b \x01(\x0b\x32\x1e.crosstrain.v1.CheckpointSavedH\x00\x12\x32\n\tresources\x18\x0c \x01(\x0b\x32\x1d.crosstrain.v1.ResourceSampleH\x00\x12%\n\x03log\x18\r \x01(\x0b\x32\x16.crosstrain.v1.LogLineH\x00\x12\x36\n\x0eprobe_recorded\x18\x0e \x01(\x0b\x32\x1c.crosstrain.v1.ProbeRecordedH\x00\x12,\n\x06result\x18\x0f \x01(\x0b\x32\x1a.crosstrain.v1.TrainResultH\x00\x12.\n\nsetup_done\x18\x10 \x01(\x0b\x32\x18.crosstrain.v1.SetupDoneH\x00\x42\x07\n\x05\x65vent\"[\n\x0cStateChanged\x12&\n\x05state\x18\x01 \x01(\x0e\x32\x17.crosstrain.v1.RunState\x12#\n\x05\x65rror\x18\x02 \x01(\x0b\x32\x14.crosstrain.v1.Error\"@\n\x0e\x41ttemptStarted\x12\x13\n\x0bresume_step\x18\x01 \x01(\x03\x12\x19\n\x11\x63heckpoint_digest\x18\x02 \x01(\t\"q\n\x0b\x46ingerprint\x12\x34\n\x05\x66\x61\x63ts\x18\x01 \x03(\x0b\x32%.crosstrain.v1.Fingerprint.FactsEntry\x1a,\n\nFactsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x82\x02\n\x0bStepRecords\x12\x12\n\nfirst_step\x18\x01 \x01(\x03\x12\r\n\x05\x65poch\x18\x02 \x03(\x05\x12\x0c\n\x04loss\x18\x03 \x03(\x01\x12\x15\n\rlearning_rate\x18\x04 \x03(\x01\x12\x14\n\x0cstep_seconds\x18\x05 \x03(\x01\x12\x14\n\x0c\x64\x61ta_seconds\x18\x06 \x03(\x01\x12\x14\n\x0c\x63opy_seconds\x18\x07 \x03(\x01\x12\x17\n\x0f\x63ompute_seconds\x18\x08 \x03(\x01\x12\x14\n\x0csync_seconds\x18\t \x03(\x01\x12\x18\n\x10\x63\x61llback_seconds\x18\n \x03(\x01\x12\x0f\n\x07samples\x18\x0b \x03(\x05\x12\x0f\n\x07\x63orrect\x18\x0c \x03(\x05\"\xb5\x02\n\nEpochEnded\x12\r\n\x05\x65poch\x18\x01 \x01(\x05\x12\x12\n\ntrain_loss\x18\x02 \x01(\x01\x12\x1c\n\x0fvalidation_loss\x18\x03 \x01(\x01H\x00\x88\x01\x01\x12 \n\x13validation_accuracy\x18\x04 \x01(\x01H\x01\x88\x01\x01\x12\x16\n\ttest_loss\x18\x05 \x01(\x01H\x02\x88\x01\x01\x12\x1a\n\rtest_accuracy\x18\x06 \x01(\x01H\x03\x88\x01\x01\x12\x15\n\rtrain_seconds\x18\x07 \x01(\x01\x12\x1a\n\x12\x65valuation_seconds\x18\x08 \x01(\x01\x12\x11\n\tlast_step\x18\t \x01(\x03\x42\x12\n\x10_validation_lossB\x16\n\x14_validation_accuracyB\x0c\n\n_test_lossB\x10\n\x0e_test_accuracy\"{\n\tEvaluated\x12\x16\n\x0eweights_digest\x18\x01 \x01(\t\x12\x0c\n\x04loss\x18\x02 \x01(\x01\x12\x0f\n\x07\x63orrect\x18\x03 \x01(\x03\x12\x0f\n\x07samples\x18\x04 \x01(\x03\x12\x15\n\rlogits_digest\x18\x05 \x01(\t\x12\x0f\n\x07seconds\x18\x06 \x01(\x01\"E\n\x0f\x43heckpointSaved\x12\x11\n\tnext_step\x18\x01 \x01(\x03\x12\x0e\n\x06\x64igest\x18\x02 \x01(\t\x12\x0f\n\x07seconds\x18\x03 \x01(\x01\"\xb5\x02\n\x0eResourceSample\x12\x14\n\x0cmemory_bytes\x18\x01 \x01(\x03\x12\x19\n\x11memory_peak_bytes\x18\x02 \x01(\x03\x12!\n\x19memory_after_import_bytes\x18\x03 \x01(\x03\x12\"\n\x15gpu_memory_peak_bytes\x18\x04 \x01(\x03H\x00\x88\x01\x01\x12$\n\x17gpu_utilization_percent\x18\x05 \x01(\x01H\x01\x88\x01\x01\x12!\n\x14\x61llocator_peak_bytes\x18\x06 \x01(\x03H\x02\x88\x01\x01\x12\x13\n\x0b\x63pu_seconds\x18\x07 \x01(\x01\x42\x18\n\x16_gpu_memory_peak_bytesB\x1a\n\x18_gpu_utilization_percentB\x17\n\x15_allocator_peak_bytes\")\n\x07LogLine\x12\x10\n\x08severity\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\"c\n\rProbeRecorded\x12\x0f\n\x07\x63\x61se_id\x18\x01 \x01(\t\x12\x0c\n\x04step\x18\x02 \x01(\x03\x12\x0e\n\x06\x64igest\x18\x03 \x01(\t\x12#\n\x05\x65rror\x18\x04 \x01(\x0b\x32\x14.crosstrain.v1.Error\":\n\tSetupDone\x12\x16\n\x0eimport_seconds\x18\x01 \x01(\x01\x12\x15\n\rbuild_seconds\x18\x02 \x01(\x01\"\xe4\x02\n\x0bTrainResult\x12\x16\n\x0eweights_digest\x18\x01 \x01(\t\x12\r\n\x05steps\x18\x02 \x01(\x03\x12\x0e\n\x06\x65pochs\x18\x03 \x01(\x05\x12\x15\n\rtrain_seconds\x18\x04 \x01(\x01\x12\x1a\n\x12\x66irst_step_seconds\x18\x05 \x01(\x01\x12\x1a\n\rtest_accuracy\x18\x06 \x01(\x01H\x00\x88\x01\x01\x12\x16\n\ttest_loss\x18\x07 \x01(\x01H\x01\x88\x01\x01\x12\x15\n\rstopped_early\x18\x08 \x01(\x08\x12\x30\n\tresources\x18\t \x01(\x0b\x32\x1d.crosstrain.v1.ResourceSample\x12+\n\x1egpu_utilization_median_percent\x18\n \x01(\x01H\x02\x88\x01\x01\x42\x10\n\x0e_test_accuracyB\x0c\n\n_test_lossB!\n\x1f_gpu_utilization_median_percent*b\n\x07RunKind\x12\x18\n\x14RUN_KIND_UNSPECIFIED\x10\x00\x12\x12\n\x0eRUN_KIND_TRAIN\x10\x01\x12\x15\n\x11RUN_KIND_EVALUATE\x10\x02\x12\x12\n\x0eRUN_KIND_PROBE\x10\x03*\x9a\x01\n\x08RunState\x12\x19\n\x15RUN_STATE_UNSPECIFIED\x10\x00\x12\x14\n\x10RUN_STATE_QUEUED\x10\x01\x12\x15\n\x11RUN_STATE_RUNNING\x10\x02\x12\x17\n\x13RUN_STATE_SUCCEEDED\x10\x03\x12\x14\n\x10RUN_STATE_FAILED\x10\x04\x12\x17\n\x13RUN_STATE_CANCELLED\x10\x05\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x63rosstrain/v1/run.proto\x12\rcrosstrain.v1\x1a\x18\x63rosstrain/v1/data.proto\x1a\x1a\x63rosstrain/v1/errors.proto\x1a\x19\x63rosstrain/v1/model.proto\x1a\x1c\x63rosstrain/v1/training.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xf5\x01\n\tTrainSpec\x12#\n\x05model\x18\x01 \x01(\x0b\x32\x14.crosstrain.v1.Model\x12%\n\x05train\x18\x02 \x01(\x0b\x32\x16.crosstrain.v1.Dataset\x12$\n\x04test\x18\x03 \x01(\x0b\x32\x16.crosstrain.v1.Dataset\x12)\n\x08training\x18\x04 \x01(\x0b\x32\x17.crosstrain.v1.Training\x12+\n\texecution\x18\x05 \x01(\x0b\x32\x18.crosstrain.v1.Execution\x12\x1e\n\x16initial_weights_digest\x18\x06 \x01(\t\"\xb3\x01\n\x0c\x45valuateSpec\x12#\n\x05model\x18\x01 \x01(\x0b\x32\x14.crosstrain.v1.Model\x12$\n\x04test\x18\x02 \x01(\x0b\x32\x16.crosstrain.v1.Dataset\x12\x17\n\x0fweights_digests\x18\x03 \x03(\t\x12\x12\n\nbatch_size\x18\x04 \x01(\x05\x12+\n\texecution\x18\x05 \x01(\x0b\x32\x18.crosstrain.v1.Execution\"a\n\tProbeSpec\x12\'\n\x05\x63\x61ses\x18\x01 \x03(\x0b\x32\x18.crosstrain.v1.ProbeCase\x12+\n\texecution\x18\x02 \x01(\x0b\x32\x18.crosstrain.v1.Execution\"\xf8\x01\n\tProbeCase\x12\x0f\n\x07\x63\x61se_id\x18\x01 \x01(\t\x12#\n\x05model\x18\x02 \x01(\x0b\x32\x14.crosstrain.v1.Model\x12%\n\x05train\x18\x03 \x01(\x0b\x32\x16.crosstrain.v1.Dataset\x12)\n\x08training\x18\x04 \x01(\x0b\x32\x17.crosstrain.v1.Training\x12\x1e\n\x16initial_weights_digest\x18\x05 \x01(\t\x12\r\n\x05steps\x18\x06 \x03(\x03\x12$\n\x04test\x18\x07 \x01(\x0b\x32\x16.crosstrain.v1.Dataset\x12\x0e\n\x06groups\x18\x08 \x03(\t\"\xe7\x02\n\x03Run\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12$\n\x04kind\x18\x02 \x01(\x0e\x32\x16.crosstrain.v1.RunKind\x12\x0e\n\x06\x65ngine\x18\x03 \x01(\t\x12\x16\n\x0e\x65ngine_version\x18\x04 \x01(\t\x12&\n\x05state\x18\x05 \x01(\x0e\x32\x17.crosstrain.v1.RunState\x12\x0f\n\x07\x61ttempt\x18\x06 \x01(\x05\x12/\n\x0b\x63reate_time\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12.\n\nstart_time\x18\x08 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12,\n\x08\x65nd_time\x18\t \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x15\n\rlast_sequence\x18\n \x01(\x03\x12#\n\x05\x65rror\x18\x0b \x01(\x0b\x32\x14.crosstrain.v1.Error\"\xb0\x06\n\x08RunEvent\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x10\n\x08sequence\x18\x02 \x01(\x03\x12(\n\x04time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0f\n\x07\x61ttempt\x18\x04 \x01(\x05\x12\x34\n\rstate_changed\x18\x05 \x01(\x0b\x32\x1b.crosstrain.v1.StateChangedH\x00\x12\x38\n\x0f\x61ttempt_started\x18\x06 \x01(\x0b\x32\x1d.crosstrain.v1.AttemptStartedH\x00\x12\x31\n\x0b\x66ingerprint\x18\x07 \x01(\x0b\x32\x1a.crosstrain.v1.FingerprintH\x00\x12+\n\x05steps\x18\x08 \x01(\x0b\x32\x1a.crosstrain.v1.StepRecordsH\x00\x12\x30\n\x0b\x65poch_ended\x18\t \x01(\x0b\x32\x19.crosstrain.v1.EpochEndedH\x00\x12-\n\tevaluated\x18\n \x01(\x0b\x32\x18.crosstrain.v1.EvaluatedH\x00\x12:\n\x10\x63heckpoint_saved\x18\x0b \x01(\x0b\x32\x1e.crosstrain.v1.CheckpointSavedH\x00\x12\x32\n\tresources\x18\x0c \x01(\x0b\x32\x1d.crosstrain.v1.ResourceSampleH\x00\x12%\n\x03log\x18\r \x01(\x0b\x32\x16.crosstrain.v1.LogLineH\x00\x12\x36\n\x0eprobe_recorded\x18\x0e \x01(\x0b\x32\x1c.crosstrain.v1.ProbeRecordedH\x00\x12,\n\x06result\x18\x0f \x01(\x0b\x32\x1a.crosstrain.v1.TrainResultH\x00\x12.\n\nsetup_done\x18\x10 \x01(\x0b\x32\x18.crosstrain.v1.SetupDoneH\x00\x12\x32\n\x0cgroup_opened\x18\x11 \x01(\x0b\x32\x1a.crosstrain.v1.GroupOpenedH\x00\x12,\n\trank_lost\x18\x12 \x01(\x0b\x32\x17.crosstrain.v1.RankLostH\x00\x42\x07\n\x05\x65vent\"[\n\x0cStateChanged\x12&\n\x05state\x18\x01 \x01(\x0e\x32\x17.crosstrain.v1.RunState\x12#\n\x05\x65rror\x18\x02 \x01(\x0b\x32\x14.crosstrain.v1.Error\"O\n\x0e\x41ttemptStarted\x12\x13\n\x0bresume_step\x18\x01 \x01(\x03\x12\x19\n\x11\x63heckpoint_digest\x18\x02 \x01(\t\x12\r\n\x05ranks\x18\x03 \x01(\x05\"\x1b\n\x0bGroupOpened\x12\x0c\n\x04port\x18\x01 \x01(\x05\"8\n\x08RankLost\x12\x0c\n\x04rank\x18\x01 \x01(\x05\x12\x0e\n\x06member\x18\x02 \x01(\x05\x12\x0e\n\x06reason\x18\x03 \x01(\t\"q\n\x0b\x46ingerprint\x12\x34\n\x05\x66\x61\x63ts\x18\x01 \x03(\x0b\x32%.crosstrain.v1.Fingerprint.FactsEntry\x1a,\n\nFactsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xab\x02\n\x0bStepRecords\x12\x12\n\nfirst_step\x18\x01 \x01(\x03\x12\r\n\x05\x65poch\x18\x02 \x03(\x05\x12\x0c\n\x04loss\x18\x03 \x03(\x01\x12\x15\n\rlearning_rate\x18\x04 \x03(\x01\x12\x14\n\x0cstep_seconds\x18\x05 \x03(\x01\x12\x14\n\x0c\x64\x61ta_seconds\x18\x06 \x03(\x01\x12\x14\n\x0c\x63opy_seconds\x18\x07 \x03(\x01\x12\x17\n\x0f\x63ompute_seconds\x18\x08 \x03(\x01\x12\x14\n\x0csync_seconds\x18\t \x03(\x01\x12\x18\n\x10\x63\x61llback_seconds\x18\n \x03(\x01\x12\x0f\n\x07samples\x18\x0b \x03(\x05\x12\x0f\n\x07\x63orrect\x18\x0c \x03(\x05\x12\'\n\x05ranks\x18\r \x03(\x0b\x32\x18.crosstrain.v1.RankTimes\"w\n\tRankTimes\x12\x14\n\x0cstep_seconds\x18\x01 \x03(\x01\x12\x14\n\x0c\x64\x61ta_seconds\x18\x02 \x03(\x01\x12\x17\n\x0f\x63ompute_seconds\x18\x03 \x03(\x01\x12\x14\n\x0csync_seconds\x18\x04 \x03(\x01\x12\x0f\n\x07samples\x18\x05 \x03(\x05\"\xb5\x02\n\nEpochEnded\x12\r\n\x05\x65poch\x18\x01 \x01(\x05\x12\x12\n\ntrain_loss\x18\x02 \x01(\x01\x12\x1c\n\x0fvalidation_loss\x18\x03 \x01(\x01H\x00\x88\x01\x01\x12 \n\x13validation_accuracy\x18\x04 \x01(\x01H\x01\x88\x01\x01\x12\x16\n\ttest_loss\x18\x05 \x01(\x01H\x02\x88\x01\x01\x12\x1a\n\rtest_accuracy\x18\x06 \x01(\x01H\x03\x88\x01\x01\x12\x15\n\rtrain_seconds\x18\x07 \x01(\x01\x12\x1a\n\x12\x65valuation_seconds\x18\x08 \x01(\x01\x12\x11\n\tlast_step\x18\t \x01(\x03\x42\x12\n\x10_validation_lossB\x16\n\x14_validation_accuracyB\x0c\n\n_test_lossB\x10\n\x0e_test_accuracy\"{\n\tEvaluated\x12\x16\n\x0eweights_digest\x18\x01 \x01(\t\x12\x0c\n\x04loss\x18\x02 \x01(\x01\x12\x0f\n\x07\x63orrect\x18\x03 \x01(\x03\x12\x0f\n\x07samples\x18\x04 \x01(\x03\x12\x15\n\rlogits_digest\x18\x05 \x01(\t\x12\x0f\n\x07seconds\x18\x06 \x01(\x01\"E\n\x0f\x43heckpointSaved\x12\x11\n\tnext_step\x18\x01 \x01(\x03\x12\x0e\n\x06\x64igest\x18\x02 \x01(\t\x12\x0f\n\x07seconds\x18\x03 \x01(\x01\"\xb5\x02\n\x0eResourceSample\x12\x14\n\x0cmemory_bytes\x18\x01 \x01(\x03\x12\x19\n\x11memory_peak_bytes\x18\x02 \x01(\x03\x12!\n\x19memory_after_import_bytes\x18\x03 \x01(\x03\x12\"\n\x15gpu_memory_peak_bytes\x18\x04 \x01(\x03H\x00\x88\x01\x01\x12$\n\x17gpu_utilization_percent\x18\x05 \x01(\x01H\x01\x88\x01\x01\x12!\n\x14\x61llocator_peak_bytes\x18\x06 \x01(\x03H\x02\x88\x01\x01\x12\x13\n\x0b\x63pu_seconds\x18\x07 \x01(\x01\x42\x18\n\x16_gpu_memory_peak_bytesB\x1a\n\x18_gpu_utilization_percentB\x17\n\x15_allocator_peak_bytes\")\n\x07LogLine\x12\x10\n\x08severity\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\"c\n\rProbeRecorded\x12\x0f\n\x07\x63\x61se_id\x18\x01 \x01(\t\x12\x0c\n\x04step\x18\x02 \x01(\x03\x12\x0e\n\x06\x64igest\x18\x03 \x01(\t\x12#\n\x05\x65rror\x18\x04 \x01(\x0b\x32\x14.crosstrain.v1.Error\":\n\tSetupDone\x12\x16\n\x0eimport_seconds\x18\x01 \x01(\x01\x12\x15\n\rbuild_seconds\x18\x02 \x01(\x01\"\xb3\x03\n\x0bTrainResult\x12\x16\n\x0eweights_digest\x18\x01 \x01(\t\x12\r\n\x05steps\x18\x02 \x01(\x03\x12\x0e\n\x06\x65pochs\x18\x03 \x01(\x05\x12\x15\n\rtrain_seconds\x18\x04 \x01(\x01\x12\x1a\n\x12\x66irst_step_seconds\x18\x05 \x01(\x01\x12\x1a\n\rtest_accuracy\x18\x06 \x01(\x01H\x00\x88\x01\x01\x12\x16\n\ttest_loss\x18\x07 \x01(\x01H\x01\x88\x01\x01\x12\x15\n\rstopped_early\x18\x08 \x01(\x08\x12\x30\n\tresources\x18\t \x01(\x0b\x32\x1d.crosstrain.v1.ResourceSample\x12+\n\x1egpu_utilization_median_percent\x18\n \x01(\x01H\x02\x88\x01\x01\x12\r\n\x05ranks\x18\x0b \x01(\x05\x12#\n\x16reduced_bytes_per_step\x18\x0c \x01(\x01H\x03\x88\x01\x01\x42\x10\n\x0e_test_accuracyB\x0c\n\n_test_lossB!\n\x1f_gpu_utilization_median_percentB\x19\n\x17_reduced_bytes_per_step*b\n\x07RunKind\x12\x18\n\x14RUN_KIND_UNSPECIFIED\x10\x00\x12\x12\n\x0eRUN_KIND_TRAIN\x10\x01\x12\x15\n\x11RUN_KIND_EVALUATE\x10\x02\x12\x12\n\x0eRUN_KIND_PROBE\x10\x03*\x9a\x01\n\x08RunState\x12\x19\n\x15RUN_STATE_UNSPECIFIED\x10\x00\x12\x14\n\x10RUN_STATE_QUEUED\x10\x01\x12\x15\n\x11RUN_STATE_RUNNING\x10\x02\x12\x17\n\x13RUN_STATE_SUCCEEDED\x10\x03\x12\x14\n\x10RUN_STATE_FAILED\x10\x04\x12\x17\n\x13RUN_STATE_CANCELLED\x10\x05\x62\x06proto3')
 
 _RUNKIND = DESCRIPTOR.enum_types_by_name['RunKind']
 RunKind = enum_type_wrapper.EnumTypeWrapper(_RUNKIND)
@@ -46,9 +46,12 @@ _RUN = DESCRIPTOR.message_types_by_name['Run']
 _RUNEVENT = DESCRIPTOR.message_types_by_name['RunEvent']
 _STATECHANGED = DESCRIPTOR.message_types_by_name['StateChanged']
 _ATTEMPTSTARTED = DESCRIPTOR.message_types_by_name['AttemptStarted']
+_GROUPOPENED = DESCRIPTOR.message_types_by_name['GroupOpened']
+_RANKLOST = DESCRIPTOR.message_types_by_name['RankLost']
 _FINGERPRINT = DESCRIPTOR.message_types_by_name['Fingerprint']
 _FINGERPRINT_FACTSENTRY = _FINGERPRINT.nested_types_by_name['FactsEntry']
 _STEPRECORDS = DESCRIPTOR.message_types_by_name['StepRecords']
+_RANKTIMES = DESCRIPTOR.message_types_by_name['RankTimes']
 _EPOCHENDED = DESCRIPTOR.message_types_by_name['EpochEnded']
 _EVALUATED = DESCRIPTOR.message_types_by_name['Evaluated']
 _CHECKPOINTSAVED = DESCRIPTOR.message_types_by_name['CheckpointSaved']
@@ -113,6 +116,20 @@ AttemptStarted = _reflection.GeneratedProtocolMessageType('AttemptStarted', (_me
   })
 _sym_db.RegisterMessage(AttemptStarted)
 
+GroupOpened = _reflection.GeneratedProtocolMessageType('GroupOpened', (_message.Message,), {
+  'DESCRIPTOR' : _GROUPOPENED,
+  '__module__' : 'crosstrain_protos.v1.run_pb2'
+  # @@protoc_insertion_point(class_scope:crosstrain.v1.GroupOpened)
+  })
+_sym_db.RegisterMessage(GroupOpened)
+
+RankLost = _reflection.GeneratedProtocolMessageType('RankLost', (_message.Message,), {
+  'DESCRIPTOR' : _RANKLOST,
+  '__module__' : 'crosstrain_protos.v1.run_pb2'
+  # @@protoc_insertion_point(class_scope:crosstrain.v1.RankLost)
+  })
+_sym_db.RegisterMessage(RankLost)
+
 Fingerprint = _reflection.GeneratedProtocolMessageType('Fingerprint', (_message.Message,), {
 
   'FactsEntry' : _reflection.GeneratedProtocolMessageType('FactsEntry', (_message.Message,), {
@@ -134,6 +151,13 @@ StepRecords = _reflection.GeneratedProtocolMessageType('StepRecords', (_message.
   # @@protoc_insertion_point(class_scope:crosstrain.v1.StepRecords)
   })
 _sym_db.RegisterMessage(StepRecords)
+
+RankTimes = _reflection.GeneratedProtocolMessageType('RankTimes', (_message.Message,), {
+  'DESCRIPTOR' : _RANKTIMES,
+  '__module__' : 'crosstrain_protos.v1.run_pb2'
+  # @@protoc_insertion_point(class_scope:crosstrain.v1.RankTimes)
+  })
+_sym_db.RegisterMessage(RankTimes)
 
 EpochEnded = _reflection.GeneratedProtocolMessageType('EpochEnded', (_message.Message,), {
   'DESCRIPTOR' : _EPOCHENDED,
@@ -196,10 +220,10 @@ if _descriptor._USE_C_DESCRIPTORS == False:
   DESCRIPTOR._options = None
   _FINGERPRINT_FACTSENTRY._options = None
   _FINGERPRINT_FACTSENTRY._serialized_options = b'8\001'
-  _RUNKIND._serialized_start=3967
-  _RUNKIND._serialized_end=4065
-  _RUNSTATE._serialized_start=4068
-  _RUNSTATE._serialized_end=4222
+  _RUNKIND._serialized_start=4408
+  _RUNKIND._serialized_end=4506
+  _RUNSTATE._serialized_start=4509
+  _RUNSTATE._serialized_end=4663
   _TRAINSPEC._serialized_start=187
   _TRAINSPEC._serialized_end=432
   _EVALUATESPEC._serialized_start=435
@@ -211,31 +235,37 @@ if _descriptor._USE_C_DESCRIPTORS == False:
   _RUN._serialized_start=967
   _RUN._serialized_end=1326
   _RUNEVENT._serialized_start=1329
-  _RUNEVENT._serialized_end=2047
-  _STATECHANGED._serialized_start=2049
-  _STATECHANGED._serialized_end=2140
-  _ATTEMPTSTARTED._serialized_start=2142
-  _ATTEMPTSTARTED._serialized_end=2206
-  _FINGERPRINT._serialized_start=2208
-  _FINGERPRINT._serialized_end=2321
-  _FINGERPRINT_FACTSENTRY._serialized_start=2277
-  _FINGERPRINT_FACTSENTRY._serialized_end=2321
-  _STEPRECORDS._serialized_start=2324
-  _STEPRECORDS._serialized_end=2582
-  _EPOCHENDED._serialized_start=2585
-  _EPOCHENDED._serialized_end=2894
-  _EVALUATED._serialized_start=2896
-  _EVALUATED._serialized_end=3019
-  _CHECKPOINTSAVED._serialized_start=3021
-  _CHECKPOINTSAVED._serialized_end=3090
-  _RESOURCESAMPLE._serialized_start=3093
-  _RESOURCESAMPLE._serialized_end=3402
-  _LOGLINE._serialized_start=3404
-  _LOGLINE._serialized_end=3445
-  _PROBERECORDED._serialized_start=3447
-  _PROBERECORDED._serialized_end=3546
-  _SETUPDONE._serialized_start=3548
-  _SETUPDONE._serialized_end=3606
-  _TRAINRESULT._serialized_start=3609
-  _TRAINRESULT._serialized_end=3965
+  _RUNEVENT._serialized_end=2145
+  _STATECHANGED._serialized_start=2147
+  _STATECHANGED._serialized_end=2238
+  _ATTEMPTSTARTED._serialized_start=2240
+  _ATTEMPTSTARTED._serialized_end=2319
+  _GROUPOPENED._serialized_start=2321
+  _GROUPOPENED._serialized_end=2348
+  _RANKLOST._serialized_start=2350
+  _RANKLOST._serialized_end=2406
+  _FINGERPRINT._serialized_start=2408
+  _FINGERPRINT._serialized_end=2521
+  _FINGERPRINT_FACTSENTRY._serialized_start=2477
+  _FINGERPRINT_FACTSENTRY._serialized_end=2521
+  _STEPRECORDS._serialized_start=2524
+  _STEPRECORDS._serialized_end=2823
+  _RANKTIMES._serialized_start=2825
+  _RANKTIMES._serialized_end=2944
+  _EPOCHENDED._serialized_start=2947
+  _EPOCHENDED._serialized_end=3256
+  _EVALUATED._serialized_start=3258
+  _EVALUATED._serialized_end=3381
+  _CHECKPOINTSAVED._serialized_start=3383
+  _CHECKPOINTSAVED._serialized_end=3452
+  _RESOURCESAMPLE._serialized_start=3455
+  _RESOURCESAMPLE._serialized_end=3764
+  _LOGLINE._serialized_start=3766
+  _LOGLINE._serialized_end=3807
+  _PROBERECORDED._serialized_start=3809
+  _PROBERECORDED._serialized_end=3908
+  _SETUPDONE._serialized_start=3910
+  _SETUPDONE._serialized_end=3968
+  _TRAINRESULT._serialized_start=3971
+  _TRAINRESULT._serialized_end=4406
 # @@protoc_insertion_point(module_scope)

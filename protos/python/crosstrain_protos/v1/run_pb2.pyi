@@ -374,6 +374,8 @@ class RunEvent(_message.Message):
     PROBE_RECORDED_FIELD_NUMBER: _builtins.int
     RESULT_FIELD_NUMBER: _builtins.int
     SETUP_DONE_FIELD_NUMBER: _builtins.int
+    GROUP_OPENED_FIELD_NUMBER: _builtins.int
+    RANK_LOST_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     """The run."""
     sequence: _builtins.int
@@ -432,6 +434,14 @@ class RunEvent(_message.Message):
     def setup_done(self) -> Global___SetupDone:
         """The part of the run before the first step is done."""
 
+    @_builtins.property
+    def group_opened(self) -> Global___GroupOpened:
+        """The leader of a group waits for the other members."""
+
+    @_builtins.property
+    def rank_lost(self) -> Global___RankLost:
+        """A rank was lost; a failure or the next attempt follows."""
+
     def __init__(
         self,
         *,
@@ -451,12 +461,14 @@ class RunEvent(_message.Message):
         probe_recorded: Global___ProbeRecorded | None = ...,
         result: Global___TrainResult | None = ...,
         setup_done: Global___SetupDone | None = ...,
+        group_opened: Global___GroupOpened | None = ...,
+        rank_lost: Global___RankLost | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["attempt_started", b"attempt_started", "checkpoint_saved", b"checkpoint_saved", "epoch_ended", b"epoch_ended", "evaluated", b"evaluated", "event", b"event", "fingerprint", b"fingerprint", "log", b"log", "probe_recorded", b"probe_recorded", "resources", b"resources", "result", b"result", "setup_done", b"setup_done", "state_changed", b"state_changed", "steps", b"steps", "time", b"time"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["attempt_started", b"attempt_started", "checkpoint_saved", b"checkpoint_saved", "epoch_ended", b"epoch_ended", "evaluated", b"evaluated", "event", b"event", "fingerprint", b"fingerprint", "group_opened", b"group_opened", "log", b"log", "probe_recorded", b"probe_recorded", "rank_lost", b"rank_lost", "resources", b"resources", "result", b"result", "setup_done", b"setup_done", "state_changed", b"state_changed", "steps", b"steps", "time", b"time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "attempt_started", b"attempt_started", "checkpoint_saved", b"checkpoint_saved", "epoch_ended", b"epoch_ended", "evaluated", b"evaluated", "event", b"event", "fingerprint", b"fingerprint", "log", b"log", "probe_recorded", b"probe_recorded", "resources", b"resources", "result", b"result", "run_id", b"run_id", "sequence", b"sequence", "setup_done", b"setup_done", "state_changed", b"state_changed", "steps", b"steps", "time", b"time"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "attempt_started", b"attempt_started", "checkpoint_saved", b"checkpoint_saved", "epoch_ended", b"epoch_ended", "evaluated", b"evaluated", "event", b"event", "fingerprint", b"fingerprint", "group_opened", b"group_opened", "log", b"log", "probe_recorded", b"probe_recorded", "rank_lost", b"rank_lost", "resources", b"resources", "result", b"result", "run_id", b"run_id", "sequence", b"sequence", "setup_done", b"setup_done", "state_changed", b"state_changed", "steps", b"steps", "time", b"time"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["state_changed", "attempt_started", "fingerprint", "steps", "epoch_ended", "evaluated", "checkpoint_saved", "resources", "log", "probe_recorded", "result", "setup_done"]  # noqa: Y015
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["state_changed", "attempt_started", "fingerprint", "steps", "epoch_ended", "evaluated", "checkpoint_saved", "resources", "log", "probe_recorded", "result", "setup_done", "group_opened", "rank_lost"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 
@@ -498,25 +510,81 @@ class AttemptStarted(_message.Message):
 
     RESUME_STEP_FIELD_NUMBER: _builtins.int
     CHECKPOINT_DIGEST_FIELD_NUMBER: _builtins.int
+    RANKS_FIELD_NUMBER: _builtins.int
     resume_step: _builtins.int
     """First step this attempt executes; records of that step and later from earlier attempts
     are superseded.
     """
     checkpoint_digest: _builtins.str
     """Digest of the checkpoint resumed from; empty at the start."""
+    ranks: _builtins.int
+    """Number of ranks; 0 and 1 mean one process on one device."""
     def __init__(
         self,
         *,
         resume_step: _builtins.int = ...,
         checkpoint_digest: _builtins.str = ...,
+        ranks: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_digest", b"checkpoint_digest", "resume_step", b"resume_step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_digest", b"checkpoint_digest", "ranks", b"ranks", "resume_step", b"resume_step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___AttemptStarted: _TypeAlias = AttemptStarted  # noqa: Y015
+
+@_typing.final
+class GroupOpened(_message.Message):
+    """The leader of a group listens."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PORT_FIELD_NUMBER: _builtins.int
+    port: _builtins.int
+    """Port at the leader's host that the other members connect to."""
+    def __init__(
+        self,
+        *,
+        port: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["port", b"port"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GroupOpened: _TypeAlias = GroupOpened  # noqa: Y015
+
+@_typing.final
+class RankLost(_message.Message):
+    """A rank died, hung or could not be reached any more."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RANK_FIELD_NUMBER: _builtins.int
+    MEMBER_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    rank: _builtins.int
+    """The rank, from 0; -1 if a whole member was lost."""
+    member: _builtins.int
+    """Place of its service in the group; 0 without a group."""
+    reason: _builtins.str
+    """What was seen, for people."""
+    def __init__(
+        self,
+        *,
+        rank: _builtins.int = ...,
+        member: _builtins.int = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["member", b"member", "rank", b"rank", "reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RankLost: _TypeAlias = RankLost  # noqa: Y015
 
 @_typing.final
 class Fingerprint(_message.Message):
@@ -582,6 +650,7 @@ class StepRecords(_message.Message):
     CALLBACK_SECONDS_FIELD_NUMBER: _builtins.int
     SAMPLES_FIELD_NUMBER: _builtins.int
     CORRECT_FIELD_NUMBER: _builtins.int
+    RANKS_FIELD_NUMBER: _builtins.int
     first_step: _builtins.int
     """Number of the first step, from 0; the others follow one by one."""
     @_builtins.property
@@ -628,6 +697,12 @@ class StepRecords(_message.Message):
     def correct(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Correct predictions before the update; empty where the engine does not count them."""
 
+    @_builtins.property
+    def ranks(self) -> _containers.RepeatedCompositeFieldContainer[Global___RankTimes]:
+        """Times of every rank, in order of ranks; empty with one rank. The other columns are over all ranks: the loss of
+        the whole batch, and times of rank 0.
+        """
+
     def __init__(
         self,
         *,
@@ -643,14 +718,63 @@ class StepRecords(_message.Message):
         callback_seconds: _abc.Iterable[_builtins.float] | None = ...,
         samples: _abc.Iterable[_builtins.int] | None = ...,
         correct: _abc.Iterable[_builtins.int] | None = ...,
+        ranks: _abc.Iterable[Global___RankTimes] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["callback_seconds", b"callback_seconds", "compute_seconds", b"compute_seconds", "copy_seconds", b"copy_seconds", "correct", b"correct", "data_seconds", b"data_seconds", "epoch", b"epoch", "first_step", b"first_step", "learning_rate", b"learning_rate", "loss", b"loss", "samples", b"samples", "step_seconds", b"step_seconds", "sync_seconds", b"sync_seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["callback_seconds", b"callback_seconds", "compute_seconds", b"compute_seconds", "copy_seconds", b"copy_seconds", "correct", b"correct", "data_seconds", b"data_seconds", "epoch", b"epoch", "first_step", b"first_step", "learning_rate", b"learning_rate", "loss", b"loss", "ranks", b"ranks", "samples", b"samples", "step_seconds", b"step_seconds", "sync_seconds", b"sync_seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___StepRecords: _TypeAlias = StepRecords  # noqa: Y015
+
+@_typing.final
+class RankTimes(_message.Message):
+    """Times of one rank for the steps of a StepRecords, in columns of the same length."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STEP_SECONDS_FIELD_NUMBER: _builtins.int
+    DATA_SECONDS_FIELD_NUMBER: _builtins.int
+    COMPUTE_SECONDS_FIELD_NUMBER: _builtins.int
+    SYNC_SECONDS_FIELD_NUMBER: _builtins.int
+    SAMPLES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def step_seconds(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """Wall time of the whole step, seconds."""
+
+    @_builtins.property
+    def data_seconds(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """Waiting for data, seconds."""
+
+    @_builtins.property
+    def compute_seconds(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """Forward, backward and update, seconds."""
+
+    @_builtins.property
+    def sync_seconds(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """Synchronising gradients between ranks as far as nothing else went on meanwhile, seconds."""
+
+    @_builtins.property
+    def samples(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Samples in the rank's share of each batch."""
+
+    def __init__(
+        self,
+        *,
+        step_seconds: _abc.Iterable[_builtins.float] | None = ...,
+        data_seconds: _abc.Iterable[_builtins.float] | None = ...,
+        compute_seconds: _abc.Iterable[_builtins.float] | None = ...,
+        sync_seconds: _abc.Iterable[_builtins.float] | None = ...,
+        samples: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["compute_seconds", b"compute_seconds", "data_seconds", b"data_seconds", "samples", b"samples", "step_seconds", b"step_seconds", "sync_seconds", b"sync_seconds"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RankTimes: _TypeAlias = RankTimes  # noqa: Y015
 
 @_typing.final
 class EpochEnded(_message.Message):
@@ -958,6 +1082,8 @@ class TrainResult(_message.Message):
     STOPPED_EARLY_FIELD_NUMBER: _builtins.int
     RESOURCES_FIELD_NUMBER: _builtins.int
     GPU_UTILIZATION_MEDIAN_PERCENT_FIELD_NUMBER: _builtins.int
+    RANKS_FIELD_NUMBER: _builtins.int
+    REDUCED_BYTES_PER_STEP_FIELD_NUMBER: _builtins.int
     weights_digest: _builtins.str
     """SHA-256 of the final parameters in canonical layout, with batch norm statistics."""
     steps: _builtins.int
@@ -976,6 +1102,12 @@ class TrainResult(_message.Message):
     """Whether early stopping ended it."""
     gpu_utilization_median_percent: _builtins.float
     """Median GPU utilisation over the run, percent; unset without a GPU."""
+    ranks: _builtins.int
+    """Ranks that trained; 0 and 1 mean one process on one device."""
+    reduced_bytes_per_step: _builtins.float
+    """Bytes of gradients and activations that one rank handed to collective operations per step, the mean over the
+    run and the ranks; unset with one rank or where the engine cannot tell.
+    """
     @_builtins.property
     def resources(self) -> Global___ResourceSample:
         """Use of resources over the run."""
@@ -993,19 +1125,25 @@ class TrainResult(_message.Message):
         stopped_early: _builtins.bool = ...,
         resources: Global___ResourceSample | None = ...,
         gpu_utilization_median_percent: _builtins.float | None = ...,
+        ranks: _builtins.int = ...,
+        reduced_bytes_per_step: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_gpu_utilization_median_percent", b"_gpu_utilization_median_percent", "_test_accuracy", b"_test_accuracy", "_test_loss", b"_test_loss", "gpu_utilization_median_percent", b"gpu_utilization_median_percent", "resources", b"resources", "test_accuracy", b"test_accuracy", "test_loss", b"test_loss"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_gpu_utilization_median_percent", b"_gpu_utilization_median_percent", "_reduced_bytes_per_step", b"_reduced_bytes_per_step", "_test_accuracy", b"_test_accuracy", "_test_loss", b"_test_loss", "gpu_utilization_median_percent", b"gpu_utilization_median_percent", "reduced_bytes_per_step", b"reduced_bytes_per_step", "resources", b"resources", "test_accuracy", b"test_accuracy", "test_loss", b"test_loss"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_gpu_utilization_median_percent", b"_gpu_utilization_median_percent", "_test_accuracy", b"_test_accuracy", "_test_loss", b"_test_loss", "epochs", b"epochs", "first_step_seconds", b"first_step_seconds", "gpu_utilization_median_percent", b"gpu_utilization_median_percent", "resources", b"resources", "steps", b"steps", "stopped_early", b"stopped_early", "test_accuracy", b"test_accuracy", "test_loss", b"test_loss", "train_seconds", b"train_seconds", "weights_digest", b"weights_digest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_gpu_utilization_median_percent", b"_gpu_utilization_median_percent", "_reduced_bytes_per_step", b"_reduced_bytes_per_step", "_test_accuracy", b"_test_accuracy", "_test_loss", b"_test_loss", "epochs", b"epochs", "first_step_seconds", b"first_step_seconds", "gpu_utilization_median_percent", b"gpu_utilization_median_percent", "ranks", b"ranks", "reduced_bytes_per_step", b"reduced_bytes_per_step", "resources", b"resources", "steps", b"steps", "stopped_early", b"stopped_early", "test_accuracy", b"test_accuracy", "test_loss", b"test_loss", "train_seconds", b"train_seconds", "weights_digest", b"weights_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__gpu_utilization_median_percent: _TypeAlias = _typing.Literal["gpu_utilization_median_percent"]  # noqa: Y015
     _WhichOneofArgType__gpu_utilization_median_percent: _TypeAlias = _typing.Literal["_gpu_utilization_median_percent", b"_gpu_utilization_median_percent"]  # noqa: Y015
+    _WhichOneofReturnType__reduced_bytes_per_step: _TypeAlias = _typing.Literal["reduced_bytes_per_step"]  # noqa: Y015
+    _WhichOneofArgType__reduced_bytes_per_step: _TypeAlias = _typing.Literal["_reduced_bytes_per_step", b"_reduced_bytes_per_step"]  # noqa: Y015
     _WhichOneofReturnType__test_accuracy: _TypeAlias = _typing.Literal["test_accuracy"]  # noqa: Y015
     _WhichOneofArgType__test_accuracy: _TypeAlias = _typing.Literal["_test_accuracy", b"_test_accuracy"]  # noqa: Y015
     _WhichOneofReturnType__test_loss: _TypeAlias = _typing.Literal["test_loss"]  # noqa: Y015
     _WhichOneofArgType__test_loss: _TypeAlias = _typing.Literal["_test_loss", b"_test_loss"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__gpu_utilization_median_percent) -> _WhichOneofReturnType__gpu_utilization_median_percent | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__reduced_bytes_per_step) -> _WhichOneofReturnType__reduced_bytes_per_step | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__test_accuracy) -> _WhichOneofReturnType__test_accuracy | None: ...
     @_typing.overload

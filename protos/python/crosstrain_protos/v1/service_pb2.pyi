@@ -5,6 +5,7 @@ The API of a training service: the engines of one framework image."""
 
 from collections import abc as _abc
 from crosstrain_protos.v1 import run_pb2 as _run_pb2
+from crosstrain_protos.v1 import training_pb2 as _training_pb2
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
@@ -238,6 +239,7 @@ class TrainRequest(_message.Message):
     RUN_ID_FIELD_NUMBER: _builtins.int
     ENGINE_FIELD_NUMBER: _builtins.int
     SPEC_FIELD_NUMBER: _builtins.int
+    GROUP_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     """Chosen by the client: 1 to 128 letters, digits, "-", "_", "."."""
     engine: _builtins.str
@@ -246,16 +248,21 @@ class TrainRequest(_message.Message):
     def spec(self) -> _run_pb2.TrainSpec:
         """What to do."""
 
+    @_builtins.property
+    def group(self) -> _training_pb2.Group:
+        """This service's part where several services train together; unset if it works alone."""
+
     def __init__(
         self,
         *,
         run_id: _builtins.str = ...,
         engine: _builtins.str = ...,
         spec: _run_pb2.TrainSpec | None = ...,
+        group: _training_pb2.Group | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["spec", b"spec"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "spec", b"spec"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["engine", b"engine", "run_id", b"run_id", "spec", b"spec"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["engine", b"engine", "group", b"group", "run_id", b"run_id", "spec", b"spec"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -350,6 +357,7 @@ class ProbeRequest(_message.Message):
     RUN_ID_FIELD_NUMBER: _builtins.int
     ENGINE_FIELD_NUMBER: _builtins.int
     SPEC_FIELD_NUMBER: _builtins.int
+    GROUP_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     """Chosen by the client, as for Train."""
     engine: _builtins.str
@@ -358,16 +366,21 @@ class ProbeRequest(_message.Message):
     def spec(self) -> _run_pb2.ProbeSpec:
         """What to do."""
 
+    @_builtins.property
+    def group(self) -> _training_pb2.Group:
+        """This service's part where several services train together; unset if it works alone."""
+
     def __init__(
         self,
         *,
         run_id: _builtins.str = ...,
         engine: _builtins.str = ...,
         spec: _run_pb2.ProbeSpec | None = ...,
+        group: _training_pb2.Group | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["spec", b"spec"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "spec", b"spec"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["engine", b"engine", "run_id", b"run_id", "spec", b"spec"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["engine", b"engine", "group", b"group", "run_id", b"run_id", "spec", b"spec"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -105,6 +105,10 @@ class _PrecisionEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Precision.V
     """IEEE single precision."""
     PRECISION_FLOAT64: _Precision.ValueType  # 2
     """IEEE double precision."""
+    PRECISION_MIXED_FLOAT16: _Precision.ValueType  # 3
+    """Parameters, update and loss in single precision, matrix products in half precision, with loss scaling."""
+    PRECISION_MIXED_BFLOAT16: _Precision.ValueType  # 4
+    """The same in bfloat16, without loss scaling."""
 
 class Precision(_Precision, metaclass=_PrecisionEnumTypeWrapper):
     """Floating-point type."""
@@ -115,6 +119,10 @@ PRECISION_FLOAT32: Precision.ValueType  # 1
 """IEEE single precision."""
 PRECISION_FLOAT64: Precision.ValueType  # 2
 """IEEE double precision."""
+PRECISION_MIXED_FLOAT16: Precision.ValueType  # 3
+"""Parameters, update and loss in single precision, matrix products in half precision, with loss scaling."""
+PRECISION_MIXED_BFLOAT16: Precision.ValueType  # 4
+"""The same in bfloat16, without loss scaling."""
 Global___Precision: _TypeAlias = Precision  # noqa: Y015
 
 class _DeviceKind:
@@ -140,6 +148,34 @@ DEVICE_KIND_CPU: DeviceKind.ValueType  # 1
 DEVICE_KIND_CUDA: DeviceKind.ValueType  # 2
 """An NVIDIA GPU."""
 Global___DeviceKind: _TypeAlias = DeviceKind  # noqa: Y015
+
+class _RankLoss:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _RankLossEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RankLoss.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    RANK_LOSS_UNSPECIFIED: _RankLoss.ValueType  # 0
+    """Not set: restart."""
+    RANK_LOSS_RESTART: _RankLoss.ValueType  # 1
+    """All ranks start again from the newest checkpoint; on several hosts once all members are there again."""
+    RANK_LOSS_SHRINK: _RankLoss.ValueType  # 2
+    """The remaining ranks go on from the newest checkpoint, with larger shares of each batch."""
+    RANK_LOSS_FAIL: _RankLoss.ValueType  # 3
+    """The run fails."""
+
+class RankLoss(_RankLoss, metaclass=_RankLossEnumTypeWrapper):
+    """What happens to a run that loses a rank."""
+
+RANK_LOSS_UNSPECIFIED: RankLoss.ValueType  # 0
+"""Not set: restart."""
+RANK_LOSS_RESTART: RankLoss.ValueType  # 1
+"""All ranks start again from the newest checkpoint; on several hosts once all members are there again."""
+RANK_LOSS_SHRINK: RankLoss.ValueType  # 2
+"""The remaining ranks go on from the newest checkpoint, with larger shares of each batch."""
+RANK_LOSS_FAIL: RankLoss.ValueType  # 3
+"""The run fails."""
+Global___RankLoss: _TypeAlias = RankLoss  # noqa: Y015
 
 @_typing.final
 class Training(_message.Message):
@@ -520,6 +556,7 @@ class Execution(_message.Message):
     ALLOW_TF32_FIELD_NUMBER: _builtins.int
     CHECKPOINT_EVERY_STEPS_FIELD_NUMBER: _builtins.int
     PARALLEL_FIELD_NUMBER: _builtins.int
+    ACCUMULATION_STEPS_FIELD_NUMBER: _builtins.int
     semantics: Global___Semantics.ValueType
     """Canonical or native semantics."""
     mode: Global___Mode.ValueType
@@ -544,6 +581,10 @@ class Execution(_message.Message):
     """Allow TF32 maths on GPUs that have it (rounds inputs to 10 bits)."""
     checkpoint_every_steps: _builtins.int
     """Checkpoint every this many steps; 0 means only at the end of each epoch."""
+    accumulation_steps: _builtins.int
+    """Gradient accumulation: parts in which a rank computes its share of a batch, one after the other, before the
+    update; 0 and 1 mean whole.
+    """
     @_builtins.property
     def device(self) -> Global___Device:
         """Device to run on."""
@@ -573,10 +614,11 @@ class Execution(_message.Message):
         allow_tf32: _builtins.bool = ...,
         checkpoint_every_steps: _builtins.int = ...,
         parallel: Global___Parallel | None = ...,
+        accumulation_steps: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "parallel", b"parallel"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["allow_tf32", b"allow_tf32", "checkpoint_every_steps", b"checkpoint_every_steps", "compiler", b"compiler", "cpu_affinity", b"cpu_affinity", "deterministic", b"deterministic", "device", b"device", "gpu_memory_growth", b"gpu_memory_growth", "inter_threads", b"inter_threads", "intra_threads", b"intra_threads", "mode", b"mode", "parallel", b"parallel", "precision", b"precision", "prefetch", b"prefetch", "semantics", b"semantics"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accumulation_steps", b"accumulation_steps", "allow_tf32", b"allow_tf32", "checkpoint_every_steps", b"checkpoint_every_steps", "compiler", b"compiler", "cpu_affinity", b"cpu_affinity", "deterministic", b"deterministic", "device", b"device", "gpu_memory_growth", b"gpu_memory_growth", "inter_threads", b"inter_threads", "intra_threads", b"intra_threads", "mode", b"mode", "parallel", b"parallel", "precision", b"precision", "prefetch", b"prefetch", "semantics", b"semantics"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -610,7 +652,9 @@ Global___Device: _TypeAlias = Device  # noqa: Y015
 
 @_typing.final
 class Parallel(_message.Message):
-    """Parallel training; the product of the three is the number of ranks."""
+    """Training on several devices; data x tensor x pipeline is the number of ranks. The batch size is that of all
+    ranks together, and the function stays that of one device.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -618,6 +662,11 @@ class Parallel(_message.Message):
     TENSOR_FIELD_NUMBER: _builtins.int
     PIPELINE_FIELD_NUMBER: _builtins.int
     BACKEND_FIELD_NUMBER: _builtins.int
+    MICRO_BATCHES_FIELD_NUMBER: _builtins.int
+    BUCKET_MIB_FIELD_NUMBER: _builtins.int
+    LOCAL_BATCH_NORM_FIELD_NUMBER: _builtins.int
+    ON_RANK_LOSS_FIELD_NUMBER: _builtins.int
+    MIN_DATA_FIELD_NUMBER: _builtins.int
     data: _builtins.int
     """Ranks over which each batch is split; 0 and 1 mean none."""
     tensor: _builtins.int
@@ -626,6 +675,18 @@ class Parallel(_message.Message):
     """Ranks over which the sequence of layers is split; 0 and 1 mean none."""
     backend: _builtins.str
     """What carries the communication: "native", "horovod" or "mpi"; empty means native."""
+    micro_batches: _builtins.int
+    """Parts of a rank's share of a batch that follow one another through a pipeline; 0 means as many as stages."""
+    bucket_mib: _builtins.int
+    """Size of the buckets in which gradients are reduced, MiB; 0 means the framework's default."""
+    local_batch_norm: _builtins.bool
+    """Native semantics only: every rank normalises by the statistics of its own share of the batch. Otherwise
+    batch normalisation is over the whole batch.
+    """
+    on_rank_loss: Global___RankLoss.ValueType
+    """What happens when a rank is lost."""
+    min_data: _builtins.int
+    """RANK_LOSS_SHRINK: fewest data ranks to go on with, at least 1 (0 means 1)."""
     def __init__(
         self,
         *,
@@ -633,11 +694,66 @@ class Parallel(_message.Message):
         tensor: _builtins.int = ...,
         pipeline: _builtins.int = ...,
         backend: _builtins.str = ...,
+        micro_batches: _builtins.int = ...,
+        bucket_mib: _builtins.int = ...,
+        local_batch_norm: _builtins.bool = ...,
+        on_rank_loss: Global___RankLoss.ValueType = ...,
+        min_data: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["backend", b"backend", "data", b"data", "pipeline", b"pipeline", "tensor", b"tensor"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backend", b"backend", "bucket_mib", b"bucket_mib", "data", b"data", "local_batch_norm", b"local_batch_norm", "micro_batches", b"micro_batches", "min_data", b"min_data", "on_rank_loss", b"on_rank_loss", "pipeline", b"pipeline", "tensor", b"tensor"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Parallel: _TypeAlias = Parallel  # noqa: Y015
+
+@_typing.final
+class Group(_message.Message):
+    """One service's part in a run that spans several services of the same engine and version: the coordinator forms
+    the group. Unset, or with one member, the service runs all ranks itself.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GROUP_ID_FIELD_NUMBER: _builtins.int
+    MEMBER_FIELD_NUMBER: _builtins.int
+    RANKS_FIELD_NUMBER: _builtins.int
+    LEADER_HOST_FIELD_NUMBER: _builtins.int
+    LEADER_PORT_FIELD_NUMBER: _builtins.int
+    SECRET_FIELD_NUMBER: _builtins.int
+    HOST_FIELD_NUMBER: _builtins.int
+    group_id: _builtins.str
+    """The group, the same for all members; 1 to 128 letters, digits, "-", "_", "."."""
+    member: _builtins.int
+    """This service's place in the group, from 0; member 0 leads: its run is the one that reports."""
+    leader_host: _builtins.str
+    """Address of the leader as the other members reach it (host name or IP address); empty for the leader."""
+    leader_port: _builtins.int
+    """Port of the leader from its event GroupOpened; 0 for the leader, which chooses a free one."""
+    secret: _builtins.bytes
+    """Known to members only, 32 random bytes, new for every job: what opens the leader's port."""
+    host: _builtins.str
+    """Host name or IP address of this member in the network that the members share."""
+    @_builtins.property
+    def ranks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Ranks of each member, in order of members; their sum is the number of ranks."""
+
+    def __init__(
+        self,
+        *,
+        group_id: _builtins.str = ...,
+        member: _builtins.int = ...,
+        ranks: _abc.Iterable[_builtins.int] | None = ...,
+        leader_host: _builtins.str = ...,
+        leader_port: _builtins.int = ...,
+        secret: _builtins.bytes = ...,
+        host: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["group_id", b"group_id", "host", b"host", "leader_host", b"leader_host", "leader_port", b"leader_port", "member", b"member", "ranks", b"ranks", "secret", b"secret"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Group: _TypeAlias = Group  # noqa: Y015

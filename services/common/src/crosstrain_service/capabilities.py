@@ -4,6 +4,7 @@ A feature that an engine does not list is unsupported. A run is refused before a
 starts if it needs an unsupported feature; nothing degrades silently.
 """
 
+import itertools
 from typing import Dict, Iterable, List, NamedTuple, Optional, Set
 
 from .errors import CrosstrainError
@@ -19,7 +20,7 @@ from .model import (
     Pool,
     Relu,
 )
-from .training import Execution, Training
+from .training import Execution, Parallel, Training
 
 #: Learning rates looked at together.
 _CHUNK = 1 << 20
@@ -88,9 +89,22 @@ FEATURES: Dict[str, str] = {
     "compiler.theano:fast_run": "Theano with all optimisations",
     "compiler.theano:fast_compile": "Theano with few optimisations",
     "probe": "intermediate values and gradients can be recorded",
+    "precision.mixed_float16": "matrix products in float16, loss scaled",
+    "precision.mixed_bfloat16": "matrix products in bfloat16",
+    "execution.accumulation": "a batch computed in parts before its update",
     "parallel.data": "data parallel over several ranks",
     "parallel.tensor": "tensor parallel over several ranks",
     "parallel.pipeline": "pipeline parallel over several ranks",
+    "parallel.data_tensor": "data and tensor parallel at the same time",
+    "parallel.data_pipeline": "data and pipeline parallel at the same time",
+    "parallel.tensor_pipeline": "tensor and pipeline parallel at the same time",
+    "parallel.native": "the framework's own communication",
+    "parallel.horovod": "communication by Horovod",
+    "parallel.mpi": "communication by MPI",
+    "parallel.hosts": "ranks on several hosts",
+    "parallel.bucket_mib": "size of gradient buckets can be set",
+    "parallel.batch_norm": "batch normalisation over the whole batch of all ranks",
+    "parallel.local_batch_norm": "batch normalisation over each rank's share (native semantics)",
 }
 
 #: Provided by the common layer for every engine.
@@ -187,6 +201,21 @@ def features_of_execution(execution: Execution) -> Set[str]:
         needed.add("execution.tf32")
     if execution.compiler:
         needed.add("compiler." + execution.compiler)
+    if execution.accumulation_steps > 1:
+        needed.add("execution.accumulation")
+    if execution.parallel.ranks > 1:
+        needed.update(_features_of_parallel(execution.parallel))
+    return needed
+
+
+def _features_of_parallel(parallel: Parallel) -> Set[str]:
+    split = [name for name in ("data", "tensor", "pipeline") if getattr(parallel, name) > 1]
+    needed = {"parallel." + name for name in split} | {"parallel." + parallel.backend}
+    needed.update("parallel.%s_%s" % pair for pair in itertools.combinations(split, 2))
+    if parallel.bucket_mib:
+        needed.add("parallel.bucket_mib")
+    if parallel.local_batch_norm:
+        needed.add("parallel.local_batch_norm")
     return needed
 
 

@@ -15,7 +15,7 @@ from crosstrain_protos.v1 import data_pb2, model_pb2, training_pb2
 from . import model as plain
 from .cores import available_cores
 from .errors import CrosstrainError, invalid_field
-from .training import EarlyStopping, Execution, Rule, Training, WeightDecay
+from .training import EarlyStopping, Execution, Parallel, Rule, Training, WeightDecay
 
 # \Z, not $, which would let a line break at the end pass.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}\Z")
@@ -28,6 +28,8 @@ MAX_LAYERS = 1000
 MAX_SIZE = 1 << 24
 MAX_SEED = 2 ** 31 - 1
 MAX_STEPS = 10 ** 9
+#: Ranks of one run.
+MAX_RANKS = 1024
 
 
 def check_name(value: str, field: str) -> str:
@@ -206,17 +208,14 @@ def execution(message: training_pb2.Execution, field: str = "execution") -> Exec
         if core not in cores:
             raise invalid_field(field + ".cpu_affinity", "core %d is not available here (%s)"
                                 % (core, ", ".join(map(str, cores))))
-    parallel = message.parallel
-    for name in ("data", "tensor", "pipeline"):
-        if getattr(parallel, name) not in (0, 1):
-            raise CrosstrainError("UNSUPPORTED", "%s.parallel.%s: this version trains on one device only"
-                                  % (field, name), "%s.parallel.%s" % (field, name))
     threads = _within(message.intra_threads, 0, 4096, field + ".intra_threads")
     return Execution(
         semantics=_choice(message.semantics, {0: "canonical", 1: "canonical", 2: "native"}, field + ".semantics"),
         mode=_choice(message.mode, {0: "parity", 1: "parity", 2: "speed"}, field + ".mode"),
         precision=_choice(message.precision, {
-            0: "", proto.PRECISION_FLOAT32: "float32", proto.PRECISION_FLOAT64: "float64"}, field + ".precision"),
+            0: "", proto.PRECISION_FLOAT32: "float32", proto.PRECISION_FLOAT64: "float64",
+            proto.PRECISION_MIXED_FLOAT16: "mixed_float16", proto.PRECISION_MIXED_BFLOAT16: "mixed_bfloat16",
+        }, field + ".precision"),
         device=_choice(message.device.kind, {
             0: "cpu", proto.DEVICE_KIND_CPU: "cpu", proto.DEVICE_KIND_CUDA: "cuda"}, field + ".device.kind"),
         device_index=_within(message.device.index, 0, 1023, field + ".device.index"),
@@ -229,7 +228,34 @@ def execution(message: training_pb2.Execution, field: str = "execution") -> Exec
         gpu_memory_growth=message.gpu_memory_growth,
         allow_tf32=message.allow_tf32,
         checkpoint_every_steps=_within(message.checkpoint_every_steps, 0, MAX_STEPS, field + ".checkpoint_every_steps"),
+        accumulation_steps=_within(message.accumulation_steps, 0, 4096, field + ".accumulation_steps") or 1,
+        parallel=parallel(message.parallel, field + ".parallel"),
     )
+
+
+def parallel(message: training_pb2.Parallel, field: str = "execution.parallel") -> Parallel:
+    """How training is spread over ranks."""
+    proto = training_pb2
+    sizes = {name: _within(getattr(message, name), 0, MAX_RANKS, "%s.%s" % (field, name)) or 1
+             for name in ("data", "tensor", "pipeline")}
+    if message.backend not in ("", "native", "horovod", "mpi"):
+        raise invalid_field(field + ".backend", "%r is none of native, horovod, mpi" % message.backend[:80])
+    result = Parallel(
+        backend=message.backend or "native",
+        micro_batches=_within(message.micro_batches, 0, 4096, field + ".micro_batches"),
+        bucket_mib=_within(message.bucket_mib, 0, 4096, field + ".bucket_mib"),
+        local_batch_norm=message.local_batch_norm,
+        on_rank_loss=_choice(message.on_rank_loss, {
+            0: "restart", proto.RANK_LOSS_RESTART: "restart", proto.RANK_LOSS_SHRINK: "shrink",
+            proto.RANK_LOSS_FAIL: "fail"}, field + ".on_rank_loss"),
+        min_data=_within(message.min_data, 0, sizes["data"], field + ".min_data") or 1,
+        **sizes)
+    if result.ranks > MAX_RANKS:
+        raise invalid_field(field, "%d x %d x %d are %d ranks; at most %d are possible" % (
+            result.data, result.tensor, result.pipeline, result.ranks, MAX_RANKS))
+    if result.micro_batches and result.pipeline == 1:
+        raise invalid_field(field + ".micro_batches", "%d without a pipeline" % result.micro_batches)
+    return result
 
 
 def training(message: training_pb2.Training, learning_rates: np.ndarray, native: bool = False,

@@ -26,6 +26,10 @@ class Batch:
     ``masks`` holds, per dropout layer, the float32 mask already divided by 1 - rate, in the
     canonical shape of that layer's input (B, ...). In float64 runs ``x`` and masks are float64.
     ``learning_rate`` is the step's; ``step`` counts from 0 over the whole run.
+
+    With several processes it is this process's share of the batch: ``samples`` of its rows count (all of them,
+    or none in a share that is empty: one row stands in for it then, whose loss and gradient must weigh 0), and
+    ``total`` is the number of samples in the whole batch, whose mean loss is what all processes minimise.
     """
 
     step: int
@@ -33,6 +37,19 @@ class Batch:
     labels: np.ndarray
     learning_rate: float
     masks: Arrays = field(default_factory=dict)
+    samples: int = -1
+    total: int = -1
+
+    def __post_init__(self) -> None:
+        if self.samples < 0:
+            object.__setattr__(self, "samples", len(self.labels))
+        if self.total < 0:
+            object.__setattr__(self, "total", self.samples)
+
+    @property
+    def part(self) -> float:
+        """This share's part in the whole batch, 0 to 1: the factor of its mean loss in the mean over the batch."""
+        return self.samples / self.total
 
 
 @dataclass(frozen=True)
@@ -43,6 +60,8 @@ class Rows:
     ``pixels`` (N, C, H, W) or (N, C, L) uint8 or float32 and ``labels`` (N,) int64 hold the whole data set,
     memory-mapped read-only, in C or Fortran order, and stay the same objects for a whole run. ``Batch.x`` is
     float32(pixels) / ``divisor`` in one correctly rounded float32 division, then cast in float64 runs.
+    With several processes ``order`` holds this process's shares, none of them empty, and ``totals`` the samples
+    of each whole batch (int64, one a batch); without, ``totals`` is None.
     """
 
     pixels: np.ndarray
@@ -50,6 +69,7 @@ class Rows:
     divisor: np.float32
     order: np.ndarray
     batch_size: int
+    totals: Optional[np.ndarray] = None
 
 
 class Epoch(abc.ABC):
@@ -98,6 +118,8 @@ class Loop(abc.ABC):
 
         ``loss`` is anything ``float()`` takes; in mode "speed" it may be converted later, so it must
         not be overwritten by later steps. ``correct`` counts right predictions if known for free.
+        With several processes each reports the mean loss over its own rows, and in ``sync_seconds`` the time
+        it waited for the others while it had nothing else to do.
         """
 
     #: Number of the step that is executed next (for frameworks that drive callbacks).
@@ -115,6 +137,10 @@ class Intermediates:
     ``outputs`` and ``output_gradients`` (dL/d output) by layer name; a layer that the framework
     fuses away may be missing. ``gradients`` by parameter name: of the data loss alone, before
     clipping and decay. ``loss``: the mean loss.
+
+    With several processes: outputs and mean loss of this process's rows, while the gradients are those of the mean
+    loss over the whole batch (local mean times ``Batch.part``); ``gradients`` is this process's addend, whose
+    sum over the shares is the gradient.
     """
 
     loss: float
@@ -139,7 +165,15 @@ class Engine(abc.ABC):
     A package offers engines by two names in its ``__init__`` (which must not import the
     framework): ``ENGINES``, a dict from engine name to "module:Class", and
     ``environment(engine, execution, run_dir)``, which returns the environment variables (str to
-    str) that must be set before the framework is imported.
+    str) that must be set before the framework is imported; ``execution.ranks`` is this process's place.
+    Optional is ``processes(engine, execution, ranks)``: how many processes the ``ranks`` ranks of one host take
+    (not given: one each).
+
+    With several processes every one builds its own engine from the same arguments but for ``execution.ranks``,
+    and all of them call the same methods in the same order, so each may communicate. ``train`` trains on this
+    process's shares; ``parameters``, ``optimizer_state``, ``state`` and ``statistics`` give the whole, at
+    least in process 0; what ``state`` gave loads at any number of ranks; ``predict`` gets this process's rows
+    (the same rows in all processes of a share).
     """
 
     #: Name of the engine; set by each class.
@@ -214,6 +248,10 @@ class Engine(abc.ABC):
     def fingerprint(self) -> Dict[str, str]:
         """Facts about the maths in use, as configured: threads, determinism, TF32, compiler, BLAS, ..."""
         return {}
+
+    def reduced_bytes(self) -> Optional[int]:
+        """Bytes that this process has handed to collective operations of training steps so far; None if unknown."""
+        return None
 
     def synchronize(self) -> None:  # noqa: B027
         """Waits until the device has finished all work; nothing to do on a CPU."""

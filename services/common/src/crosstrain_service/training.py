@@ -79,12 +79,59 @@ class Training:
 
 
 @dataclass(frozen=True)
+class Parallel:
+    """How training is spread: ``data`` x ``tensor`` x ``pipeline`` ranks, which compute what one would.
+
+    ``backend`` is "native", "horovod" or "mpi"; ``micro_batches`` of a pipeline, 0 for as many as stages;
+    ``bucket_mib`` 0 for the framework's default; ``on_rank_loss`` "restart", "shrink" or "fail".
+    """
+
+    data: int = 1
+    tensor: int = 1
+    pipeline: int = 1
+    backend: str = "native"
+    micro_batches: int = 0
+    bucket_mib: int = 0
+    local_batch_norm: bool = False
+    on_rank_loss: str = "restart"
+    min_data: int = 1
+
+    @property
+    def ranks(self) -> int:
+        """Number of ranks."""
+        return self.data * self.tensor * self.pipeline
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """This process among the processes that train together.
+
+    Usually every rank is a process; an engine whose framework drives several devices from one process
+    has fewer (``processes`` in its package). ``rank`` of ``size`` processes, ``local_rank`` of ``local_size``
+    on this host, ``member`` of ``members`` services. ``hosts`` and ``ports`` hold, for each process, an
+    address at which the others reach it and a port that was free there just before the start.
+    ``folder``: a private folder that the processes of this host share, new for every start.
+    """
+
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+    local_size: int = 1
+    member: int = 0
+    members: int = 1
+    hosts: Tuple[str, ...] = ()
+    ports: Tuple[int, ...] = ()
+    folder: str = ""
+
+
+@dataclass(frozen=True)
 class Execution:
     """Settings of the execution; zero or empty means the default named in the proto.
 
-    ``semantics`` is "canonical" or "native", ``mode`` "parity" or "speed", ``precision``
-    "float32" or "float64" (empty: the engine's default), ``device`` "cpu" or "cuda" with
-    ``device_index``. ``intra_threads`` is always at least 1 here.
+    ``semantics`` is "canonical" or "native", ``mode`` "parity" or "speed", ``precision`` "float32",
+    "float64", "mixed_float16" or "mixed_bfloat16" (empty: the engine's default), ``device`` "cpu" or "cuda"
+    with ``device_index``, which is this process's own. ``intra_threads`` is always at least 1 here.
+    ``accumulation_steps``: parts of a rank's share of a batch, computed one after the other before the update.
     """
 
     semantics: str = "canonical"
@@ -101,8 +148,21 @@ class Execution:
     gpu_memory_growth: bool = False
     allow_tf32: bool = False
     checkpoint_every_steps: int = 0
+    accumulation_steps: int = 1
+    parallel: Parallel = Parallel()
+    ranks: Ranks = Ranks()
 
     @property
     def native(self) -> bool:
         """Whether the framework keeps its own conventions."""
         return self.semantics == "native"
+
+    @property
+    def data_shares(self) -> int:
+        """Shares into which a batch is split among processes."""
+        return max(1, self.parallel.data * self.ranks.size // self.parallel.ranks)
+
+    @property
+    def data_share(self) -> int:
+        """Number of this process's share, from 0. Ranks count tensor first, then pipeline, then data."""
+        return self.ranks.rank * self.data_shares // self.ranks.size
