@@ -8,6 +8,7 @@ from crosstrain_protos.v1 import data_pb2 as _data_pb2
 from crosstrain_protos.v1 import errors_pb2 as _errors_pb2
 from crosstrain_protos.v1 import run_pb2 as _run_pb2
 from crosstrain_protos.v1 import service_pb2 as _service_pb2
+from crosstrain_protos.v1 import training_pb2 as _training_pb2
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf import timestamp_pb2 as _timestamp_pb2
@@ -332,6 +333,8 @@ class JobRun(_message.Message):
     PURPOSE_FIELD_NUMBER: _builtins.int
     CERTIFICATE_DIGEST_FIELD_NUMBER: _builtins.int
     CERTIFICATE_ERROR_FIELD_NUMBER: _builtins.int
+    VARIANT_FIELD_NUMBER: _builtins.int
+    PARALLEL_FIELD_NUMBER: _builtins.int
     repeat: _builtins.int
     """Repeat, from 0."""
     service: _builtins.str
@@ -340,6 +343,10 @@ class JobRun(_message.Message):
     """What the run is for."""
     certificate_digest: _builtins.str
     """SHA-256 of what the checks of a probe run found, JSON; empty before they are done."""
+    variant: _builtins.str
+    """What the job's document adds to the engine's name in brackets, as in "data=2,backend=horovod"; empty if
+    nothing. Tells runs of one engine apart that only differ in how training is spread.
+    """
     @_builtins.property
     def run(self) -> _run_pb2.Run:
         """The run as last seen."""
@@ -356,6 +363,10 @@ class JobRun(_message.Message):
     def certificate_error(self) -> _errors_pb2.Error:
         """Why a probe run could not be checked; unset if it was."""
 
+    @_builtins.property
+    def parallel(self) -> _training_pb2.Parallel:
+        """How training is spread, with the backend that was chosen; unset with one rank."""
+
     def __init__(
         self,
         *,
@@ -367,10 +378,12 @@ class JobRun(_message.Message):
         purpose: Global___RunPurpose.ValueType = ...,
         certificate_digest: _builtins.str = ...,
         certificate_error: _errors_pb2.Error | None = ...,
+        variant: _builtins.str = ...,
+        parallel: _training_pb2.Parallel | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["certificate_error", b"certificate_error", "result", b"result", "run", b"run"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["certificate_error", b"certificate_error", "parallel", b"parallel", "result", b"result", "run", b"run"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["certificate_digest", b"certificate_digest", "certificate_error", b"certificate_error", "evaluations", b"evaluations", "purpose", b"purpose", "repeat", b"repeat", "result", b"result", "run", b"run", "service", b"service"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["certificate_digest", b"certificate_digest", "certificate_error", b"certificate_error", "evaluations", b"evaluations", "parallel", b"parallel", "purpose", b"purpose", "repeat", b"repeat", "result", b"result", "run", b"run", "service", b"service", "variant", b"variant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
