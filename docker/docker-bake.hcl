@@ -18,6 +18,9 @@ variable "CUDA118_BASE" { default = "nvidia/cuda:11.8.0-cudnn8-runtime-ubuntu22.
 variable "CUDA102_BASE" { default = "nvidia/cuda:10.2-cudnn7-devel-ubuntu18.04" }
 # Index with the CPU builds of PyTorch: PyPI has those for CUDA only.
 variable "TORCH_CPU_INDEX" { default = "https://download.pytorch.org/whl/cpu" }
+# ATTEST=1 attaches SBOMs and provenance for a release. That needs a builder of its own (docker buildx create) or
+# Docker's containerd image store; Docker's default builder refuses it.
+variable "ATTEST" { default = "" }
 
 group "default" { targets = ["cpu"] }
 group "cpu" {
@@ -29,7 +32,7 @@ group "cuda" { targets = ["torch-cuda", "tensorflow-cuda", "keras-theano-cuda", 
 target "_common" {
   context = "."
   args    = { VERSION = VERSION, REVISION = REVISION }
-  attest  = ["type=sbom", "type=provenance,mode=max"]
+  attest  = ATTEST == "" ? [] : ["type=sbom", "type=provenance,mode=max"]
 }
 
 target "coordinator" {
