@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,8 @@ def test_wrong_values_end_the_program(environment: dict[str, str]) -> None:
     ["--listen", "256.1.1.1:1"],
     ["--artifacts-url", "nonsense://x"],
     ["--database-url", "postgresql://nobody@127.0.0.1:1/none"],
+    ["--database-url", "postgresql://nobody@127.0.0.1:1/none?no_such_option=1"],
+    ["--artifacts-url", "/dev/null/artifacts"],
 ])
 def test_a_coordinator_that_cannot_start_says_why(
     options: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -49,3 +52,23 @@ def test_a_coordinator_that_cannot_start_says_why(
     said = capsys.readouterr().err
     assert said.startswith("the coordinator cannot start: ")
     assert "Traceback" not in said
+    assert said.count("\n") == 1
+
+
+def test_a_database_that_refuses_is_named_and_its_password_is_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url = "postgresql://nobody:secret@127.0.0.1:1/none"
+    assert main(["--state-dir", str(tmp_path), "--listen", "127.0.0.1:0", "--database-url", url]) == 3
+    said = capsys.readouterr().err
+    assert "127.0.0.1" in said and "port 1 failed: Connection refused" in said
+    assert "secret" not in said
+
+
+def test_a_database_that_says_nothing_is_not_waited_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        url = f"postgresql://nobody@127.0.0.1:{server.getsockname()[1]}/none?connect_timeout=2"
+        assert main(["--state-dir", str(tmp_path), "--listen", "127.0.0.1:0", "--database-url", url]) == 3
+    assert "timeout" in capsys.readouterr().err

@@ -8,11 +8,22 @@ import sys
 import threading
 from collections.abc import Sequence
 
+from sqlalchemy.exc import DBAPIError
+
 from crosstrain_service.errors import CrosstrainError
 from crosstrain_service.exposition import MetricsError
 
 from .server import CoordinatorServer
 from .settings import parse
+
+
+def reason(error: BaseException) -> str:
+    """One line with what the database said, which clients are not told."""
+    text = str(error.orig if isinstance(error, DBAPIError) else error).removesuffix("; try again")
+    cause = error.__cause__
+    if isinstance(cause, DBAPIError):
+        text = f"{text}: {cause.orig}"
+    return " ".join(text.split())
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -22,8 +33,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.getLogger("alembic").setLevel(logging.WARNING)
     try:
         server = CoordinatorServer(settings)
-    except (CrosstrainError, MetricsError, OSError, ValueError) as error:
-        print(f"the coordinator cannot start: {error}", file=sys.stderr)
+    except (CrosstrainError, DBAPIError, MetricsError, OSError, ValueError) as error:
+        print(f"the coordinator cannot start: {reason(error)}", file=sys.stderr)
         return 3
     told = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

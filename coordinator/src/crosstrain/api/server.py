@@ -45,6 +45,7 @@ class CoordinatorServer:
         state.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.store = Store(settings.database)
         self.artifacts = ArtifactStore(settings.artifacts, state / "incoming")
+        self.artifacts.check()
         self._channels = Channels()
         self.registry = Registry(
             self.store.services, self._channels, settings.lease_seconds, single_host=settings.single_host

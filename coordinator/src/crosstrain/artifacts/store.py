@@ -8,6 +8,7 @@ import hashlib
 import io
 import os
 import tempfile
+import uuid
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
@@ -22,6 +23,8 @@ from crosstrain_service.errors import CrosstrainError
 
 #: Bytes per chunk when an artifact is read or sent.
 CHUNK = 512 << 10
+#: Room that must be there at the start.
+_PROBE_BYTES = 256 << 10
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -53,6 +56,27 @@ class ArtifactStore:
             self._temporary = Path(self._root) / "incoming"
         if self._temporary is not None:
             self._temporary.mkdir(parents=True, exist_ok=True, mode=0o700)
+
+    def check(self) -> None:
+        """Writes a small object and removes it, so that storage that cannot be used is found at the start.
+
+        Raises:
+            CrosstrainError: ``STORAGE_FULL`` without room, else ``ENVIRONMENT`` with the storage's own words.
+        """
+        path = f"{self._root}/probe-{uuid.uuid4().hex}"
+        try:
+            if self._local:
+                os.makedirs(self._root, mode=0o700, exist_ok=True)
+            try:
+                self._fs.pipe_file(path, bytes(_PROBE_BYTES))
+            finally:
+                with contextlib.suppress(FileNotFoundError):
+                    self._fs.rm_file(path)
+        except Exception as error:  # every kind of storage has errors of its own
+            if isinstance(error, OSError) and error.errno in _NO_ROOM:
+                raise CrosstrainError("STORAGE_FULL", "the artifact storage has no room left") from error
+            reason = f"the artifact storage cannot be written to: {type(error).__name__}: {error}"
+            raise CrosstrainError("ENVIRONMENT", reason) from error
 
     def path(self, digest: str) -> str:
         """Where an artifact lies within the storage; ``INVALID_FIELD`` if ``digest`` is none."""

@@ -16,6 +16,8 @@ from crosstrain_service.errors import CrosstrainError
 
 #: How long a writer waits for another process that writes to the same SQLite file, milliseconds.
 BUSY_TIMEOUT_MS = 30_000
+#: How long a connection to PostgreSQL may take, unless the URL says ``connect_timeout``.
+CONNECT_TIMEOUT_SECONDS = 10
 _READ_ONLY = "crosstrain_read_only"
 
 
@@ -50,7 +52,11 @@ class Database:
             self.engine = create_engine(parsed, pool_size=16, max_overflow=64)
             _configure_sqlite(self.engine)
         else:
-            self.engine = create_engine(parsed, pool_size=16, max_overflow=64, pool_pre_ping=True)
+            # A server that accepts connections and says nothing would be waited for without end.
+            patience = {} if "connect_timeout" in parsed.query else {"connect_timeout": CONNECT_TIMEOUT_SECONDS}
+            self.engine = create_engine(
+                parsed, pool_size=16, max_overflow=64, pool_pre_ping=True, connect_args=patience
+            )
         # SQLite has one writer at a time: waiting here is fair, its busy handler polls.
         self._writer = threading.RLock()
 
