@@ -4,7 +4,7 @@ SUITES =
 
 .PHONY: help
 help:  ## list the targets
-	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
+	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
 
 .PHONY: setup
 setup:  ## build every environment, with the test tools
@@ -21,6 +21,10 @@ test:  ## run all tests, each suite in its own environment (SUITES="common torch
 .PHONY: fault-suite
 fault-suite:  ## plant known faults in real engines: caught, named, false alarms
 	@$(PYTHON) tools/run.py -m tests.fault_suite
+
+.PHONY: e2e-compose
+e2e-compose:  ## build the images, run and test the compose stack (OPTIONS="--help" explains); not a part of test
+	@$(PYTHON) tools/run.py -m tests.compose $(OPTIONS)
 
 .PHONY: lint
 lint:  ## ruff, mypy, vermin and buf

@@ -45,8 +45,8 @@ ENV PATH=/opt/crosstrain/bin:$PATH \
     CROSSTRAIN_STATE_DIR=/data \
     CROSSTRAIN_LISTEN=0.0.0.0:7440 \
     CROSSTRAIN_METRICS_PORT=9464
+# No VOLUME: a volume that was forgotten must stop the process, not become one that is lost with the container.
 USER 65532:65532
-VOLUME ["/data", "/tmp"]
 EXPOSE 7440 9464
 STOPSIGNAL SIGTERM
 ENTRYPOINT ["/usr/bin/tini", "--", "python", "-m", "crosstrain.api"]

@@ -63,8 +63,8 @@ ENV PATH=/opt/crosstrain/bin:$PATH \
     PYTHONUNBUFFERED=1 \
     LD_LIBRARY_PATH=/opt/crosstrain/lib:$LD_LIBRARY_PATH \
     HOME=/tmp
+# No VOLUME: a volume that was forgotten must stop the process, not become one that is lost with the container.
 USER 65532:65532
-VOLUME ["/data", "/tmp"]
 EXPOSE 7441 9464
 STOPSIGNAL SIGTERM
 # tini reaps what a framework's own processes leave behind; there is no shell between it and the service.

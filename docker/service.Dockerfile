@@ -55,8 +55,8 @@ ENV PATH=/opt/crosstrain/bin:$PATH \
     PYTHONDONTWRITEBYTECODE=1 \
     PYTHONUNBUFFERED=1 \
     HOME=/tmp
+# No VOLUME: a volume that was forgotten must stop the process, not become one that is lost with the container.
 USER 65532:65532
-VOLUME ["/data", "/tmp"]
 EXPOSE 7441 9464
 STOPSIGNAL SIGTERM
 # tini reaps what a framework's own processes leave behind; there is no shell between it and the service.

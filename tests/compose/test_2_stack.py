@@ -55,7 +55,7 @@ def test_engines_are_listed_with_two_versions_of_tensorflow(stack: Stack) -> Non
     assert ran.code == 0, ran.err
     found = {(item["engine"], item["version"]): item for item in ran.json}
     assert set(found) == {
-        ("reference", "1"), ("torch", "2.13.0"), ("tensorflow", "2.12.1"), ("tensorflow", "2.21.0"),
+        ("reference", "1"), ("torch", "2.13.0+cpu"), ("tensorflow", "2.12.1"), ("tensorflow", "2.21.0"),
         ("keras-tensorflow", "2.12.0"), ("keras-tensorflow", "3.15.1"), ("keras-theano", "2.3.1"), ("lasagne", "0.1"),
         ("caffe", "1.0.0"),
     }  # fmt: skip
