@@ -62,12 +62,12 @@ def test_no_device_ever_has_two_runs(shape: list[list[tuple[str, int]]]) -> None
 
 @given(st.text("abcXYZ0-_.", min_size=1, max_size=128), st.integers(0, 99))
 def test_run_ids_are_short_legal_and_different(job_id: str, repeat: int) -> None:
-    name = run_id(job_id, "keras-tensorflow", "2.21.0+cpu.local/x", str(repeat))
+    name = run_id(job_id, "keras-tensorflow", "2.21.0+cpu.local/x", "", str(repeat))
     assert len(name) <= 128
     assert "/" not in name
     assert "+" not in name
-    assert name != run_id(job_id, "keras-tensorflow", "2.21.0+cpu.local/x", str(repeat + 1))
-    assert name != run_id(job_id + "x", "keras-tensorflow", "2.21.0+cpu.local/x", str(repeat))
+    assert name != run_id(job_id, "keras-tensorflow", "2.21.0+cpu.local/x", "", str(repeat + 1))
+    assert name != run_id(job_id + "x", "keras-tensorflow", "2.21.0+cpu.local/x", "", str(repeat))
 
 
 def event(**fields: object) -> run_pb2.RunEvent:

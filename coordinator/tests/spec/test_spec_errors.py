@@ -49,7 +49,9 @@ def test_the_job_itself_is_fine() -> None:
         ("seed: 7", "seed: -1", 8, "training.seed", "must be at least 0, not -1"),
         ("seed: 7", "seed: 2147483648", 8, "training.seed", "must be at most 2147483647, not 2147483648"),
         ("[torch, reference]", "[]", 9, "engines", "must hold at least 1 values, not 0"),
-        ("[torch,", "[Torch,", 9, "engines[0]", "must be an engine: name or name@version in lower case, not 'Torch'"),
+        ("[torch,", "[Torch,", 9, "engines[0]",
+         "must be an engine: name or name@version in lower case, with settings of 'parallel' in brackets "
+         "where they differ, as in torch[data=2]; not 'Torch'"),
         ("[torch,", "[torch, torch,", 9, "engines[1]", "'torch' is listed twice; repeats: N runs each N times"),
         ("reference: 1}", "lasagne: 1}", 11, "runs_of.lasagne",
          "'lasagne' is not one of the engines: torch, reference"),

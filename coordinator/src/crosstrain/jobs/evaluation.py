@@ -8,6 +8,7 @@ from crosstrain_protos.v1 import coordinator_pb2, run_pb2, service_pb2
 
 from .naming import run_id
 from .requests import parse_request
+from .runs import parallel_of
 
 
 def evaluation_runs(store: Store, job_id: str) -> list[NewRun]:
@@ -29,7 +30,7 @@ def evaluation_runs(store: Store, job_id: str) -> list[NewRun]:
         assert isinstance(train, service_pb2.TrainRequest)
         if not train.spec.HasField("test"):
             return []
-        name = run_id(job_id, row.engine, row.engine_version, "evaluate")
+        name = run_id(job_id, row.engine, row.engine_version, row.variant, "evaluate")
         spec = run_pb2.EvaluateSpec(
             model=train.spec.model,
             test=train.spec.test,
@@ -48,6 +49,8 @@ def evaluation_runs(store: Store, job_id: str) -> list[NewRun]:
                 device_key=row.device_key,
                 request=request.SerializeToString(deterministic=True),
                 purpose=coordinator_pb2.RUN_PURPOSE_EVALUATE,
+                variant=row.variant,
+                parallel=parallel_of(request),
             )
         )
     return planned

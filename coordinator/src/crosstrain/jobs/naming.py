@@ -23,12 +23,19 @@ def check_job_id(value: str) -> str:
     return check_name(value, "job_id")
 
 
-def run_id(job_id: str, engine: str, version: str, part: str) -> str:
-    """``<job id>.<engine>-<version>.<part>`` of at most 128 letters, digits, "-", "_", ".".
+def run_id(job_id: str, engine: str, version: str, variant: str, part: str) -> str:
+    """``<job id>.<engine>-<version>[-<variant>].<part>`` of at most 128 letters, digits, "-", "_", ".".
 
-    ``part`` is the repeat, or "evaluate". A long job id is cut and told apart by a hash.
+    ``part`` is the repeat, or "evaluate". A long job id is cut and told apart by a hash, as is a variant.
     """
-    suffix = re.sub(r"[^A-Za-z0-9_.-]", "-", f".{engine}-{version}")[:_SUFFIX] + f".{part}"
+    name = re.sub(r"[^A-Za-z0-9_.-]", "-", f".{engine}-{version}")[:_SUFFIX]
+    if variant:
+        told = "-" + re.sub(r"[^A-Za-z0-9_.-]", "-", variant.replace("=", ""))
+        if len(name) + len(told) > _SUFFIX:
+            name = name[: _SUFFIX - 13]
+            told = f"-{hashlib.sha256(variant.encode()).hexdigest()[:12]}"
+        name += told
+    suffix = f"{name}.{part}"
     if len(job_id) + len(suffix) > LIMIT:
         tag = hashlib.sha256(job_id.encode()).hexdigest()[:12]
         job_id = f"{job_id[: LIMIT - len(suffix) - 13]}-{tag}"

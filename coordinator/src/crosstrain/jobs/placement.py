@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crosstrain.registry import Offer
+from crosstrain.spec import BACKENDS
 from crosstrain_protos.v1 import run_pb2, training_pb2
 from crosstrain_service import capabilities, convert
 from crosstrain_service.errors import CrosstrainError
@@ -44,6 +45,22 @@ def choose_device(execution: training_pb2.Execution, offer: Offer, field: str) -
         )
         raise CrosstrainError("UNSUPPORTED", message, field)
     return kind, device.index
+
+
+def choose_backend(execution: training_pb2.Execution, offer: Offer, field: str) -> None:
+    """Writes the backend of several ranks into ``execution`` where the job left it open.
+
+    It is the first of :data:`crosstrain.spec.BACKENDS` that the engine declares.
+
+    Raises:
+        CrosstrainError: ``UNSUPPORTED`` if it declares none, naming why it lacks each.
+    """
+    if not execution.HasField("parallel") or execution.parallel.backend:
+        return
+    found = next((name for name in BACKENDS if _supports(offer, f"parallel.{name}")), None)
+    if found is None:
+        _require(offer, execution, {f"parallel.{name}" for name in BACKENDS}, field)
+    execution.parallel.backend = found or ""
 
 
 def check_training(

@@ -8,15 +8,15 @@ from crosstrain import spec as documents
 from crosstrain.artifacts import ArtifactStore
 from crosstrain.registry import Offer, Registry, resolve
 from crosstrain.store import NewJob, NewRun, VerdictStage
-from crosstrain_protos.v1 import coordinator_pb2, data_pb2, run_pb2
+from crosstrain_protos.v1 import coordinator_pb2, data_pb2, run_pb2, training_pb2
 from crosstrain_service import convert, weights
 from crosstrain_service.errors import CrosstrainError, invalid_field
 from crosstrain_service.model import Model
 
 from .datasets import Datasets, JobData
-from .placement import check_evaluation, check_training, choose_device, records_probes
+from .placement import check_evaluation, check_training, choose_backend, choose_device, records_probes
 from .probes import ProbePlanner, npy
-from .runs import evaluate_run, probe_run, train_run
+from .runs import Placed, evaluate_run, probe_run, train_run
 
 MAX_DOCUMENT = 1 << 20
 MAX_RUNS = 1000
@@ -56,14 +56,30 @@ class Planner:
 
     def _offers(self, spec: documents.JobSpec) -> list[Offer]:
         registered = self.registry.offers()
-        offers: list[Offer] = []
-        for index, wanted in enumerate(spec.engines):
-            offer = resolve(registered, wanted, f"engines[{index}]")
-            if any(known.label == offer.label for known in offers):
-                message = f"{wanted!r} names {offer.label} a second time"
-                raise CrosstrainError("INVALID_JOB", message, f"engines[{index}]")
-            offers.append(offer)
-        return offers
+        return [
+            resolve(registered, documents.parse_entry(wanted).base, f"engines[{index}]")
+            for index, wanted in enumerate(spec.engines)
+        ]
+
+    def _placed(
+        self, spec: documents.JobSpec, offers: list[Offer], index: int, execution: training_pb2.Execution
+    ) -> Placed:
+        """Where an entry of ``engines`` runs; what ``execution`` left open is written into it.
+
+        Raises:
+            CrosstrainError: ``INVALID_JOB`` if an earlier entry means the same, ``UNSUPPORTED``.
+        """
+        offer, wanted, field = offers[index], spec.engines[index], f"engines[{index}]"
+        device = choose_device(execution, offer, field)
+        choose_backend(execution, offer, field)
+        for before, known in enumerate(offers[:index]):
+            if known.label == offer.label and spec.same_ranks(spec.engines[before], wanted):
+                message = f"{wanted!r} names {offer.label} a second time, spread over the same ranks"
+                if not execution.HasField("parallel"):
+                    message = f"{wanted!r} names {offer.label} a second time"
+                raise CrosstrainError("INVALID_JOB", message, field)
+        variant = documents.parse_entry(wanted).variant
+        return Placed(offer, variant, self.registry.device_key(offer, *device))
 
     def _data(self, spec: documents.JobSpec, request: coordinator_pb2.CreateJobRequest) -> JobData:
         _check_remarks(request)
@@ -97,16 +113,13 @@ class Planner:
         for index, offer in enumerate(offers):
             wanted = spec.engines[index]
             message = documents.train_spec(spec, model, train, test, rates_digest, weights_digest, wanted)
-            device = choose_device(message.execution, offer, f"engines[{index}]")
+            placed = self._placed(spec, offers, index, message.execution)
             check_training(offer, message, model, rates, f"engines[{index}]")
-            key = self.registry.device_key(offer, *device)
             if spec.judged and spec.verdict.probe and records_probes(offer):
                 probe = run_pb2.ProbeSpec(cases=probes.cases(message, rates), execution=message.execution)
-                probed.append(probe_run(job_id, offer, probe, key))
+                probed.append(probe_run(job_id, placed, probe))
             if spec.task == "train":
-                runs.append(
-                    [train_run(job_id, offer, repeat, message, key) for repeat in range(spec.repeats_of(wanted))]
-                )
+                runs.append([train_run(job_id, placed, repeat, message) for repeat in range(spec.repeats_of(wanted))])
         # Repeats go round the engines, so that a slow change of the machine meets all alike.
         ordered = probed + [of[repeat] for repeat in range(spec.repeats) for of in runs if repeat < len(of)]
         if len(ordered) > MAX_RUNS:
@@ -143,9 +156,9 @@ class Planner:
         runs = []
         for index, offer in enumerate(offers):
             message = documents.evaluate_spec(spec, model, test, spec.weights, spec.engines[index])
-            device = choose_device(message.execution, offer, f"engines[{index}]")
+            placed = self._placed(spec, offers, index, message.execution)
             check_evaluation(offer, message.execution, model, f"engines[{index}]")
-            runs.append(evaluate_run(job_id, offer, message, self.registry.device_key(offer, *device)))
+            runs.append(evaluate_run(job_id, placed, message))
         shared = bool(getattr(spec.devices, "shared", False))
         return NewJob(self._job(job_id, spec, None, test), body_digest, runs, shared_devices=shared)
 

@@ -26,6 +26,7 @@ _NETWORK_FAILURE = re.compile(
     re.IGNORECASE,
 )
 _BUILD_STEP = re.compile(r"^\s*\[(\d+)/(\d+)\] ", re.MULTILINE)
+_BUILD_PERCENT = re.compile(r"^\s*\[ *(\d+)%\] ", re.MULTILINE)
 _PROGRESS_SECONDS = 20.0
 _STEP_SECONDS = 3600
 _RETRY_AFTER_SECONDS = 3.0
@@ -113,6 +114,44 @@ def pip_wheel(
         _with_a_second_try(name, command, folder, lock, variables, say)
 
 
+def pip_install_aside(requirements: Path, target: Path, folder: Path, lock: int,
+                      environ: Mapping[str, str] | None) -> None:  # fmt: skip
+    """Installs pinned packages into ``target``, outside the environment in ``folder``. Raises BuildError."""
+    options = ["--no-deps", "--only-binary", ":all:", "--target", str(target), "-r", str(requirements)]
+    _with_a_second_try(folder.name, [*_pip(folder, "install"), *options], folder, lock, environ, _unsaid)
+
+
+def pip_wheel_of_pin(
+    name: str,
+    pin: Path,
+    destination: Path,
+    tools: Path,
+    folder: Path,
+    lock: int,
+    environ: Mapping[str, str],
+    say: Progress,
+) -> None:
+    """Builds the wheel of the source distribution that ``pin`` names with its hash. Raises BuildError.
+
+    The build sees the packages of the environment in ``folder`` and those in ``tools``.
+    """
+    command = [*_pip(folder, "wheel"), "--verbose", "--no-deps", "--no-build-isolation", "--no-cache-dir"]
+    command += ["--no-binary", ":all:", "--require-hashes", "-w", str(destination), "-r", str(pin)]
+    programs = [str(tools / "bin"), str(folder / "bin"), environ.get("PATH", os.defpath)]
+    variables = {
+        "MAKEFLAGS": f"-j{os.cpu_count() or 1}",
+        "CMAKE_BUILD_PARALLEL_LEVEL": str(os.cpu_count() or 1),
+        **environ,
+        "PATH": os.pathsep.join(programs),
+    }
+    with _shown_progress(name, folder, say):
+        _with_a_second_try(name, command, folder, lock, variables, say, {"PYTHONPATH": str(tools)})
+
+
+def _unsaid(_line: str) -> None:
+    return
+
+
 def _pip(folder: Path, action: str) -> list[str]:
     python = str(folder / "bin" / "python")
     return [
@@ -128,10 +167,11 @@ def _with_a_second_try(
     lock: int,
     environ: Mapping[str, str] | None,
     say: Progress,
+    python_variables: Mapping[str, str] | None = None,
 ) -> None:
     for attempt in (1, 2):
         try:
-            _run(command, folder, lock, environ, f"see {log_of(folder)}")
+            _run(command, folder, lock, environ, f"see {log_of(folder)}", python_variables)
             return
         except BuildError as failure:
             if not _NETWORK_FAILURE.search(_tail(folder)):
@@ -147,16 +187,17 @@ def _with_a_second_try(
 
 @contextlib.contextmanager
 def _shown_progress(name: str, folder: Path, say: Progress) -> Iterator[None]:
-    """Reports now and then how far the build is whose steps, ``[12/110]``, are in the log."""
+    """Reports now and then how far the build is whose steps, ``[12/110]`` or ``[11%]``, are in the log."""
     stop = threading.Event()
     started = time.monotonic()
 
     def watch() -> None:
         while not stop.wait(_PROGRESS_SECONDS):
             steps = _BUILD_STEP.findall(_tail(folder))
-            if steps:
-                done, total = steps[-1]
-                say(f"{name}: compiling, {done} of {total} files, {time.monotonic() - started:.0f} s")
+            percent = _BUILD_PERCENT.findall(_tail(folder))
+            if steps or percent:
+                done = f"{steps[-1][0]} of {steps[-1][1]} files" if steps else f"{percent[-1]} %"
+                say(f"{name}: compiling, {done}, {time.monotonic() - started:.0f} s")
 
     watcher = threading.Thread(target=watch, name="build progress", daemon=True)
     watcher.start()
@@ -173,13 +214,18 @@ def log_of(folder: Path) -> Path:
 
 
 def _run(
-    command: Sequence[str], folder: Path, lock: int, environ: Mapping[str, str] | None, remedy: str
+    command: Sequence[str],
+    folder: Path,
+    lock: int,
+    environ: Mapping[str, str] | None,
+    remedy: str,
+    python_variables: Mapping[str, str] | None = None,
 ) -> None:
     with log_of(folder).open("w", encoding="utf-8") as output:
         try:
             finished = subprocess.run(
                 command,
-                env=clean_environment(environ),
+                env={**clean_environment(environ), **(python_variables or {})},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -60,6 +60,20 @@ class Service:
 
 
 @dataclass(frozen=True)
+class Extra:
+    """An addition to the environments of some services, which run without it.
+
+    ``build`` is a project whose wheel is built on this machine and installed as well.
+    """
+
+    name: str
+    services: frozenset[str]
+    lock: Path
+    build: Path | None = None
+    system: tuple[SystemPackage, ...] = ()
+
+
+@dataclass(frozen=True)
 class CoordinatorEntry:
     """The coordinator's own environment."""
 
@@ -77,6 +91,16 @@ class Catalogue:
     coordinator: CoordinatorEntry
     test_lock: Path
     services: tuple[Service, ...]
+    extras: tuple[Extra, ...] = ()
+
+    def extras_of(self, service: Service, names: Iterable[str] | None = None) -> tuple[Extra, ...]:
+        """The additions for a service; with ``names``, those of them."""
+        wanted = None if names is None else set(names)
+        return tuple(
+            extra
+            for extra in self.extras
+            if service.name in extra.services and (wanted is None or extra.name in wanted)
+        )
 
     def service(self, name: str) -> Service:
         """The service of this name. Raises CatalogueError when there is none."""
@@ -132,7 +156,7 @@ def load_catalogue(path: Path | None = None) -> Catalogue:
 
 
 def _catalogue(document: dict[str, Any], base: Path) -> Catalogue:
-    _no_unknown(document, {"coordinator", "tests", "service"}, "top level")
+    _no_unknown(document, {"coordinator", "tests", "service", "extra"}, "top level")
     coordinator = _table(document.get("coordinator"), "coordinator")
     _no_unknown(coordinator, {"lock", "data_lock", "test_lock", "python"}, "coordinator")
     tests = _table(document.get("tests"), "tests")
@@ -141,6 +165,7 @@ def _catalogue(document: dict[str, Any], base: Path) -> Catalogue:
         raise CatalogueError("service: at least one [[service]] is needed")
     services = tuple(_service(entry, number, base) for number, entry in enumerate(entries, 1))
     _check_names_and_defaults(services)
+    extras = _extras(document.get("extra", []), {service.name for service in services}, base)
     return Catalogue(
         root=base.parent,
         coordinator=CoordinatorEntry(
@@ -151,6 +176,7 @@ def _catalogue(document: dict[str, Any], base: Path) -> Catalogue:
         ),
         test_lock=_path(tests, "lock", "tests", base),
         services=services,
+        extras=extras,
     )
 
 
@@ -185,6 +211,28 @@ def _service(entry: object, number: int, base: Path) -> Service:
         system=_system(table.get("system", []), where),
         build=_path(table, "build", where, base) if "build" in table else None,
     )
+
+
+def _extras(entries: object, services: set[str], base: Path) -> tuple[Extra, ...]:
+    if not isinstance(entries, list):
+        raise CatalogueError("extra: must be a list of tables")
+    found: list[Extra] = []
+    for number, entry in enumerate(entries, 1):
+        table = _table(entry, f"extra {number}")
+        name = _string(table, "name", f"extra {number}")
+        where = f"extra {name!r}"
+        if not _NAME.fullmatch(name):
+            raise CatalogueError(f"{where}: name must match {_NAME.pattern}")
+        _no_unknown(table, {"name", "services", "lock", "build", "system"}, where)
+        of = frozenset(_strings(table, "services", where))
+        if not of or of - services:
+            raise CatalogueError(f"{where}: services must name services of this file")
+        if any(other.name == name and other.services & of for other in found):
+            raise CatalogueError(f"{where}: appears twice for a service")
+        lock = _path(table, "lock", where, base)
+        build = _path(table, "build", where, base) if "build" in table else None
+        found.append(Extra(name, of, lock, build, _system(table.get("system", []), where)))
+    return tuple(found)
 
 
 def _check_names_and_defaults(services: tuple[Service, ...]) -> None:

@@ -33,6 +33,7 @@ from crosstrain.launch.building import (
     exclusive,
     pip_install,
     pip_install_wheel,
+    pip_wheel,
 )
 from crosstrain.launch.catalogue import Catalogue, Service
 from crosstrain.launch.interpreters import Interpreter, find_interpreter
@@ -269,9 +270,13 @@ def _build_base(recipe: Recipe, environ: Mapping[str, str] | None, say: Progress
         if recipe.build is not None:
             key = project_key(recipe.build, version, recipe.system)
             store = cache_root(environ) / "wheels" / f"{recipe.name}-{key}"
-            wheel = cached_wheel(recipe.name, recipe.build, store, folder, lock, environ, say)
+
+            def build(destination: Path, project: Path = recipe.build) -> None:
+                pip_wheel(recipe.name, project, destination, folder, lock, environ, say)
+
+            wheel = cached_wheel(recipe.name, recipe.build, store, folder, build, say)
             pip_install_wheel(wheel, folder, lock, environ)
-        _write_marker(folder / _MARKER, _key(recipe, version))
+        write_marker(folder / _MARKER, _key(recipe, version))
         say(f"{recipe.name}: ready after {time.monotonic() - started:.0f} s")
     return _environment(recipe, version, folder)
 
@@ -303,22 +308,24 @@ def _add_layer(
 ) -> None:
     marker = environment.folder / f"crosstrain-layer-{layer.name}.json"
     key = environment_key(layer, environment.version)
-    if _marker_key(marker) == key:
+    if marker_key(marker) == key:
         return
     with exclusive(environment.folder, say) as lock:
-        if _marker_key(marker) == key:
+        if marker_key(marker) == key:
             return
         pip_install(environment.name, layer.lock, layer.options, environment.folder, lock, environ, say)
-        _write_marker(marker, key)
+        write_marker(marker, key)
 
 
-def _write_marker(marker: Path, key: str) -> None:
+def write_marker(marker: Path, key: str) -> None:
+    """Says that what ``key`` stands for is complete."""
     aside = marker.with_name(marker.name + ".new")
     aside.write_text(json.dumps({"key": key}) + "\n", encoding="utf-8")
     os.replace(aside, marker)
 
 
-def _marker_key(marker: Path) -> str | None:
+def marker_key(marker: Path) -> str | None:
+    """The key in a marker, or None if there is no readable one."""
     try:
         key = json.loads(marker.read_text(encoding="utf-8"))["key"]
     except (OSError, ValueError, KeyError, TypeError):

@@ -15,10 +15,10 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from crosstrain.launch.building import BuildError, Progress, exclusive, log_of, pip_wheel
+from crosstrain.launch.building import BuildError, Progress, exclusive, log_of
 from crosstrain.launch.system import SystemPackage, installed_versions
 
 # Raise this when the way of building changes so that existing wheels must not be used.
@@ -41,17 +41,11 @@ def project_key(project: Path, python: str, packages: Sequence[SystemPackage]) -
 
 
 def cached_wheel(
-    name: str,
-    project: Path,
-    store: Path,
-    folder: Path,
-    lock: int,
-    environ: Mapping[str, str] | None,
-    say: Progress,
+    name: str, project: Path, store: Path, folder: Path, build: Callable[[Path], None], say: Progress
 ) -> Path:
-    """The project's wheel in ``store``, built with the environment in ``folder`` if need be.
+    """The project's wheel in ``store``; if need be ``build`` puts it into the folder that it is given.
 
-    ``lock`` is the environment's, for the build to keep should this process die. Raises BuildError.
+    ``folder`` is the environment whose log holds the build's output. Raises BuildError.
     """
     with exclusive(store, say):
         for left in store.parent.glob(f"{store.name}.*{_ASIDE}"):
@@ -62,7 +56,7 @@ def cached_wheel(
         say(f"{name}: building {project.parent.name}/{project.name} from source, this takes minutes")
         started = time.monotonic()
         with tempfile.TemporaryDirectory(_ASIDE, f"{store.name}.", store.parent) as aside:
-            pip_wheel(name, project, Path(aside), folder, lock, environ, say)
+            build(Path(aside))
             built = _wheel_in(Path(aside))
             if built is None:
                 raise BuildError("the build gave no wheel", f"see {log_of(folder)}")

@@ -10,6 +10,7 @@ from pydantic_core import PydanticCustomError
 MAX_SIZE = 1 << 24
 MAX_SEED = 2**31 - 1
 MAX_STEPS = 10_000_000
+MAX_RANKS = 1024
 
 
 class Part(BaseModel):
@@ -30,8 +31,8 @@ def wrong(path: tuple[str | int, ...], message: str) -> PydanticCustomError:
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$")]
 LayerName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z][A-Za-z0-9_]{0,63}$")]
 Digest = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
-_ENGINE = r"^[a-z][a-z0-9_-]{0,63}(@[0-9A-Za-z][0-9A-Za-z.+_-]{0,63})?$"
-EngineName = Annotated[str, StringConstraints(pattern=_ENGINE)]
+#: ``name`` or ``name@version``.
+ENGINE_PATTERN = r"^[a-z][a-z0-9_-]{0,63}(@[0-9A-Za-z][0-9A-Za-z.+_-]{0,63})?$"
 Size = Annotated[int, Field(ge=1, le=MAX_SIZE)]
 Padding = Annotated[int, Field(ge=0, le=MAX_SIZE)]
 #: In [0, 1).

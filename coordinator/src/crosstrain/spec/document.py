@@ -36,6 +36,8 @@ MAX_DIGITS = 400
 
 Path = tuple[str | int, ...]
 
+#: An engine with settings in brackets.
+_BRACKETS = re.compile(r"\w\[\s*[a-z_]+\s*=")
 _NULL = re.compile(r"(null|Null|NULL|~|)\Z")
 _BOOL = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
 _INT = re.compile(r"[-+]?[0-9]+\Z")
@@ -90,6 +92,8 @@ def read_document(text: str) -> Document:
     except MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         problem = " ".join(str(error.problem or error.context).split())
+        if mark and _BRACKETS.search(" ".join(text.splitlines()[mark.line : mark.line + 1])):
+            problem += '; within a list in brackets an engine with settings needs quotes, as in ["torch[data=2]"]'
         raise _refused((), mark.line + 1 if mark else None, f"not valid YAML: {problem}") from None
     except (YAMLError, ValueError) as error:
         raise _refused((), None, f"not valid YAML: {str(error).splitlines()[0]}") from None

@@ -9,10 +9,11 @@ from pydantic import AfterValidator, Discriminator, Field, PrivateAttr, Tag, mod
 
 from crosstrain.data import DataError, ImportOptions
 
-from .base import MAX_SEED, MAX_STEPS, Digest, EngineName, Name, NotNegative, Part, Positive, Size, wrong
+from .base import MAX_RANKS, MAX_SEED, MAX_STEPS, Digest, Name, NotNegative, Part, Positive, Size, wrong
 from .document import Path
 from .layers import LayerSpec
 from .optimizers import AdamW, OptimizerSpec
+from .parallel import EngineChoice, ParallelSpec, parse_entry
 from .schedule import ScheduleSpec
 from .verdict import VerdictSpec
 
@@ -124,13 +125,13 @@ class TrainingSpec(Part):
 
 
 class DevicesSpec(Part):
-    """``auto``: a GPU where a service has one, else the CPU. ``count`` above 1 splits every batch.
+    """``auto``: a GPU where a service has one, else the CPU. ``count`` is short for ``parallel: {data: count}``.
 
     ``shared`` lets a run start while another run uses the same device; times are then worth little.
     """
 
     kind: Literal["auto", "cpu", "cuda"] = "auto"
-    count: Annotated[int, Field(ge=1, le=1024)] = 1
+    count: Annotated[int, Field(ge=1, le=MAX_RANKS)] = 1
     index: Annotated[int, Field(ge=0, le=1023)] = 0
     shared: bool = False
 
@@ -140,8 +141,9 @@ class ExecutionSpec(Part):
 
     Zero threads mean all cores (``threads``) or the framework's default (``inter_threads``).
     ``deterministic`` is true in parity mode and false in speed mode unless given. ``precision`` is
-    float32, but float64 in the reference engine, unless given. ``compiler`` is one for all
-    engines, or a mapping from engines to compilers, since most compilers belong to one framework.
+    float32, but float64 in the reference engine, unless given; the mixed ones keep parameters and update in
+    float32. ``compiler`` is one for all engines, or a mapping from engines to compilers, since most compilers
+    belong to one framework. ``accumulation_steps`` are parts in which a rank computes its share of a batch.
     """
 
     threads: Annotated[int, Field(ge=0, le=4096)] = 0
@@ -149,11 +151,12 @@ class ExecutionSpec(Part):
     cpu_affinity: list[Core] = Field(default_factory=list, max_length=4096)
     prefetch: Annotated[int, Field(ge=0, le=1024)] = 0
     deterministic: bool | None = None
-    compiler: str | dict[EngineName, str] = ""
+    compiler: str | dict[EngineChoice, str] = ""
     gpu_memory_growth: bool = False
     allow_tf32: bool = False
-    precision: Literal["float32", "float64"] | None = None
+    precision: Literal["float32", "float64", "mixed_float16", "mixed_bfloat16"] | None = None
     checkpoint_every_steps: Annotated[int, Field(ge=0, le=MAX_STEPS)] = 0
+    accumulation_steps: Annotated[int, Field(ge=1, le=4096)] = 1
 
 
 class JobSpec(Part):
@@ -167,9 +170,10 @@ class JobSpec(Part):
     semantics: Literal["canonical", "native"] = "canonical"
     mode: Literal["parity", "speed"] = "parity"
     repeats: Repeats = 1
-    runs_of: dict[EngineName, Repeats] = Field(default_factory=dict)
-    engines: Annotated[list[EngineName], Field(min_length=1, max_length=MAX_ENGINES)]
+    runs_of: dict[EngineChoice, Repeats] = Field(default_factory=dict)
+    engines: Annotated[list[EngineChoice], Field(min_length=1, max_length=MAX_ENGINES)]
     devices: DevicesSpec = DevicesSpec()
+    parallel: ParallelSpec = ParallelSpec()
     execution: ExecutionSpec = ExecutionSpec()
     cross_evaluate: bool = True
     verdict: VerdictSpec = VerdictSpec()
@@ -201,6 +205,7 @@ class JobSpec(Part):
         for index, engine in enumerate(self.engines):
             if engine in self.engines[:index]:
                 raise wrong(("engines", index), f"{engine!r} is listed twice; repeats: N runs each N times")
+        self._check_ranks()
         for engine, count in self.runs_of.items():
             self._is_listed(engine, ("runs_of", engine))
             if count > self.repeats:
@@ -210,8 +215,54 @@ class JobSpec(Part):
             self._is_listed(engine, ("execution", "compiler", engine))
         return self
 
+    def _check_ranks(self) -> None:
+        """What each engine's ranks need of the rest of the document, before anything is known of data and engines."""
+        count, given = self.devices.count, self.parallel.data
+        if count > 1 and "data" in self.parallel.model_fields_set and given != count:
+            text = f"{count} is short for parallel: {{data: {count}}}, which gives {given}; remove one of the two"
+            raise wrong(("devices", "count"), text)
+        for index, engine in enumerate(self.engines):
+            own = parse_entry(engine).settings
+
+            def path(name: str, index: int = index, own: Mapping[str, Any] = own) -> Path:
+                return ("engines", index) if name in own else ("parallel", name)
+
+            try:
+                parallel = self.parallel_of(engine)
+            except ValueError as error:
+                raise wrong(("engines", index) if own else ("parallel",), str(error)) from None
+            if parallel.min_data > parallel.data:
+                text = f"min_data {parallel.min_data} is more than the {parallel.data} data ranks of {engine}"
+                raise wrong(path("min_data"), text)
+            if parallel.local_batch_norm and not self.native:
+                text = "local_batch_norm changes the function with the number of ranks; it needs semantics: native"
+                raise wrong(path("local_batch_norm"), text)
+            if self.task != "evaluate" and parallel.data > self.training.batch_size:
+                batch = self.training.batch_size
+                text = (
+                    f"{engine}: a batch of {batch} {'sample' if batch == 1 else 'samples'} cannot be split over "
+                    f"{parallel.data} data ranks; batch_size is that of all ranks together and must be at least "
+                    f"{parallel.data}"
+                )
+                raise wrong(("training", "batch_size"), text)
+            self._check_parts(engine, parallel)
+
+    def _check_parts(self, engine: str, parallel: ParallelSpec) -> None:
+        """A rank's share of a batch must have a sample for every part in which it is computed."""
+        micro = (parallel.micro_batches or parallel.pipeline) if parallel.pipeline > 1 else 1
+        parts = self.execution.accumulation_steps * micro
+        share = self.training.batch_size // parallel.data
+        if self.task == "evaluate" or parts == 1 or share >= parts:
+            return
+        name = ("execution", "accumulation_steps") if micro == 1 else ("parallel", "micro_batches")
+        text = (
+            f"{engine}: a rank's share of {share} of the {self.training.batch_size} samples of a batch cannot be "
+            f"computed in {parts} parts"
+        )
+        raise wrong(name, text)
+
     def _is_listed(self, engine: str, path: Path) -> None:
-        if engine not in self.engines:
+        if engine not in self.engines and engine not in {parse_entry(entry).base for entry in self.engines}:
             raise wrong(path, f"{engine!r} is not one of the engines: {', '.join(self.engines)}")
 
     @property
@@ -232,11 +283,26 @@ class JobSpec(Part):
             return self.task == "check"
         return self.mode == "parity" if self.verdict.judge is None else self.verdict.judge
 
+    def parallel_of(self, engine: str) -> ParallelSpec:
+        """How training is spread in an engine (as written in ``engines``)."""
+        parallel = self.parallel
+        if self.devices.count > 1:
+            parallel = parallel.with_settings({"data": self.devices.count, "min_data": parallel.min_data})
+        settings = parse_entry(engine).settings
+        return parallel.with_settings(settings) if settings else parallel
+
+    def same_ranks(self, one: str, other: str) -> bool:
+        """Whether two engines (as written in ``engines``) spread training in the same way."""
+        a, b = self.parallel_of(one), self.parallel_of(other)
+        return a == b or a.ranks == b.ranks == 1
+
     def repeats_of(self, engine: str) -> int:
         """How many times an engine (as written in ``engines``) runs."""
-        return self.runs_of.get(engine, self.repeats)
+        return self.runs_of.get(engine, self.runs_of.get(parse_entry(engine).base, self.repeats))
 
     def compiler_of(self, engine: str) -> str:
         """The compiler of an engine (as written in ``engines``)."""
         compilers = self.execution.compiler
-        return compilers if isinstance(compilers, str) else compilers.get(engine, "")
+        if isinstance(compilers, str):
+            return compilers
+        return compilers.get(engine, compilers.get(parse_entry(engine).base, ""))

@@ -16,6 +16,7 @@ from .document import Path, field_name, line_of
 from .errors import SpecError, Violation
 from .job import JobSpec
 from .optimizers import AdamW, OptimizerSpec
+from .parallel import ParallelSpec, parse_entry
 
 _DEVICES = {
     "auto": training_pb2.DEVICE_KIND_UNSPECIFIED,
@@ -26,6 +27,13 @@ _PRECISIONS = {
     None: training_pb2.PRECISION_UNSPECIFIED,
     "float32": training_pb2.PRECISION_FLOAT32,
     "float64": training_pb2.PRECISION_FLOAT64,
+    "mixed_float16": training_pb2.PRECISION_MIXED_FLOAT16,
+    "mixed_bfloat16": training_pb2.PRECISION_MIXED_BFLOAT16,
+}
+_RANK_LOSS = {
+    "restart": training_pb2.RANK_LOSS_RESTART,
+    "shrink": training_pb2.RANK_LOSS_SHRINK,
+    "fail": training_pb2.RANK_LOSS_FAIL,
 }
 _COUPLINGS = {
     "l2": training_pb2.WEIGHT_DECAY_COUPLING_L2,
@@ -49,6 +57,13 @@ def total_steps(spec: JobSpec, samples: int) -> int:
     if samples < 1:
         stopping: Path = ("training", "early_stopping")
         raise _refused(spec, stopping, "the validation split leaves no sample to train on")
+    for engine in spec.engines:
+        ranks = spec.parallel_of(engine).data
+        if ranks > samples:
+            count = f"{samples} training {'sample' if samples == 1 else 'samples'}"
+            own = "data" in parse_entry(engine).settings
+            path: Path = ("engines", spec.engines.index(engine)) if own else ("parallel", "data")
+            raise _refused(spec, path, f"{engine}: {count} cannot be split over {ranks} data ranks")
     if training.batch_size > samples:
         message = f"{training.batch_size} is more than the {samples} training samples"
         if training.drop_last:
@@ -131,10 +146,27 @@ def execution(spec: JobSpec, engine: str) -> training_pb2.Execution:
         gpu_memory_growth=settings.gpu_memory_growth,
         allow_tf32=settings.allow_tf32,
         checkpoint_every_steps=settings.checkpoint_every_steps,
+        accumulation_steps=settings.accumulation_steps if settings.accumulation_steps > 1 else 0,
     )
-    if spec.devices.count > 1:
-        message.parallel.data = spec.devices.count
+    parallel = spec.parallel_of(engine)
+    if parallel.ranks > 1:
+        message.parallel.CopyFrom(_parallel(parallel))
     return message
+
+
+def _parallel(parallel: ParallelSpec) -> training_pb2.Parallel:
+    """``backend`` stays empty for "auto": it is chosen by what the engine declares (jobs/placement.py)."""
+    return training_pb2.Parallel(
+        data=parallel.data,
+        tensor=parallel.tensor,
+        pipeline=parallel.pipeline,
+        backend="" if parallel.backend == "auto" else parallel.backend,
+        micro_batches=parallel.micro_batches,
+        bucket_mib=parallel.bucket_mib,
+        local_batch_norm=parallel.local_batch_norm,
+        on_rank_loss=_RANK_LOSS[parallel.on_rank_loss],
+        min_data=parallel.min_data,
+    )
 
 
 def _training(spec: JobSpec, learning_rates_digest: str) -> training_pb2.Training:

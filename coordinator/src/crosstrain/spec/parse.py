@@ -74,7 +74,11 @@ def resolved(spec: JobSpec) -> JobSpec:
         training = training.model_copy(update={"optimizer": training.optimizer.resolved(spec.native)})
     execution = spec.execution.model_copy(update={"deterministic": spec.deterministic})
     verdict = spec.verdict if spec.task == "evaluate" else spec.verdict.model_copy(update={"judge": spec.judged})
-    return spec.model_copy(update={"training": training, "execution": execution, "verdict": verdict})
+    parallel = spec.parallel
+    if spec.devices.count > 1:
+        parallel = parallel.with_settings({"data": spec.devices.count, "min_data": parallel.min_data})
+    changed = {"training": training, "execution": execution, "verdict": verdict, "parallel": parallel}
+    return spec.model_copy(update=changed)
 
 
 def _text_keys(document: Document) -> dict[str, Any]:
@@ -151,8 +155,7 @@ def _message(detail: ErrorDetails, path: Path) -> str:
         bound = context[key]
         return f"must be {text} {bound if isinstance(bound, int) else f'{bound:g}'}, not {value}"
     if kind == "string_pattern_mismatch":
-        rule = _PATTERNS.get(context["pattern"], "must be an engine: name or name@version in lower case")
-        return f"{rule}, not {value}"
+        return f"{_PATTERNS[context['pattern']]}, not {value}"
     if kind in ("too_short", "too_long"):
         short = kind == "too_short"
         limit = f"at least {context['min_length']}" if short else f"at most {context['max_length']}"

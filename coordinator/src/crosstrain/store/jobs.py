@@ -289,6 +289,8 @@ def _add_runs(
                 create_time=timestamp(journal.now_ns),
             ),
             purpose=new.purpose,
+            variant=new.variant,
+            parallel=new.parallel,
         )
         connection.execute(
             insert(job_runs).values(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
-from crosstrain_protos.v1 import coordinator_pb2, run_pb2
+from crosstrain_protos.v1 import coordinator_pb2, run_pb2, training_pb2
 
 from .progress import TERMINAL_RUN_STATES
 
@@ -24,7 +24,10 @@ class VerdictStage(enum.IntEnum):
 
 @dataclass(frozen=True)
 class NewRun:
-    """A run to be added to a job; ``request`` is a serialized TrainRequest, EvaluateRequest or ProbeRequest."""
+    """A run to be added to a job; ``request`` is a serialized TrainRequest, EvaluateRequest or ProbeRequest.
+
+    ``variant`` and ``parallel`` are as in JobRun.
+    """
 
     run_id: str
     kind: run_pb2.RunKind.ValueType
@@ -35,6 +38,8 @@ class NewRun:
     device_key: str
     request: bytes
     purpose: coordinator_pb2.RunPurpose.ValueType = coordinator_pb2.RUN_PURPOSE_UNSPECIFIED
+    variant: str = ""
+    parallel: training_pb2.Parallel | None = None
 
     @property
     def checked(self) -> bool:
@@ -97,6 +102,11 @@ class RunRow:
     def ended(self) -> bool:
         """Whether the run is over."""
         return self.state in TERMINAL_RUN_STATES
+
+    @property
+    def variant(self) -> str:
+        """What the job adds to the engine's name; tells runs of one engine apart."""
+        return self.record.variant
 
 
 @dataclass
