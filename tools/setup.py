@@ -1,4 +1,4 @@
-"""Builds every environment with its test tools, or removes them all. Standard library only."""
+"""Builds every environment with all additions and its test tools, or removes them all. Standard library only."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from crosstrain.launch.environments import (  # noqa: E402
     Unavailable,
     cache_root,
     coordinator_environment,
-    service_environment,
 )
+from crosstrain.launch.extras import equipped_environment  # noqa: E402
 
 _PARALLEL_BUILDS = 2
 
@@ -32,7 +32,7 @@ def build_all() -> int:
     with ThreadPoolExecutor(_PARALLEL_BUILDS) as pool:
         builds = [pool.submit(coordinator_environment, catalogue, tests=True, progress=say)]
         for service in catalogue.services:
-            builds.append(pool.submit(service_environment, service, catalogue, tests=True, progress=say))
+            builds.append(pool.submit(equipped_environment, service, catalogue, tests=True, progress=say))
     failed = 0
     for build in builds:
         result = build.result()

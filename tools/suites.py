@@ -12,8 +12,8 @@ from crosstrain.launch.environments import (
     Progress,
     Unavailable,
     coordinator_environment,
-    service_environment,
 )
+from crosstrain.launch.extras import equipped_environment
 
 ROOT = Path(__file__).resolve().parents[1]
 COORDINATOR = "coordinator"
@@ -52,7 +52,7 @@ def _across_components() -> list[Path]:
 
 
 def environment_of(suite: Suite, catalogue: Catalogue, progress: Progress) -> Environment | Unavailable:
-    """The suite's environment with the test tools, built if need be."""
+    """The suite's environment with the test tools and all additions that can be had, built if need be."""
     if suite.environment == COORDINATOR:
         return coordinator_environment(catalogue, tests=True, progress=progress)
-    return service_environment(catalogue.service(suite.environment), catalogue, tests=True, progress=progress)
+    return equipped_environment(catalogue.service(suite.environment), catalogue, tests=True, progress=progress)

@@ -32,7 +32,7 @@ from crosstrain.launch.building import (
     pip_install_wheel,
     pip_wheel_of_pin,
 )
-from crosstrain.launch.catalogue import Extra
+from crosstrain.launch.catalogue import Catalogue, Extra, Service
 from crosstrain.launch.environments import (
     Environment,
     Layer,
@@ -40,6 +40,7 @@ from crosstrain.launch.environments import (
     cache_root,
     environment_key,
     marker_key,
+    service_environment,
     write_marker,
 )
 from crosstrain.launch.system import missing_packages, remedy_for
@@ -48,6 +49,22 @@ from crosstrain.launch.wheels import cached_wheel, project_key
 # Raise this when the way of building changes so that what was built must not be used.
 _KEY_FORMAT = "1"
 _OPTIONS = ("--only-binary", ":all:", "--no-deps")
+
+
+def equipped_environment(
+    service: Service,
+    catalogue: Catalogue,
+    names: Iterable[str] | None = None,
+    *,
+    tests: bool = False,
+    environ: Mapping[str, str] | None = None,
+    progress: Progress | None = None,
+) -> Environment | Unavailable:
+    """The environment of a service with those additions of that ``names`` (None: all) that can be had."""
+    built = service_environment(service, catalogue, tests=tests, environ=environ, progress=progress)
+    if isinstance(built, Environment):
+        add_extras(built, catalogue.extras_of(service, names), environ=environ, progress=progress)
+    return built
 
 
 def has_extra(environment: Environment, extra: Extra) -> bool:

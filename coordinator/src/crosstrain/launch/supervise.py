@@ -18,7 +18,8 @@ from typing import Any
 from crosstrain_service.rundir import RunDir, start_time
 
 from .catalogue import Catalogue, Service
-from .environments import Environment, Unavailable, service_environment
+from .environments import Environment, Unavailable
+from .extras import equipped_environment
 from .processes import Process
 from .state import StateFolder
 
@@ -71,6 +72,7 @@ class Supervisor:
         data_dir: the folder whose files jobs may name by path; None means none.
         temporary: it ends with one job, so that others should not rely on it.
         say: takes one line of progress.
+        extras: names of additions that the services are to have where they can (Horovod, MPI).
     """
 
     def __init__(
@@ -82,6 +84,7 @@ class Supervisor:
         data_dir: Path | None = None,
         temporary: bool = False,
         say: Say = lambda line: None,
+        extras: Iterable[str] = (),
     ) -> None:
         wanted = None if names is None else set(names)
         self._folder = folder
@@ -90,6 +93,7 @@ class Supervisor:
         self._data_dir = data_dir
         self._temporary = temporary
         self._say = say
+        self._extras = tuple(extras)
         self._guard = threading.RLock()
         self._builds = threading.Semaphore(_PARALLEL_BUILDS)
         self._stopping = False
@@ -154,7 +158,7 @@ class Supervisor:
 
     def _environment(self, service: Service) -> Environment | Unavailable:
         with self._builds:
-            return service_environment(service, self._catalogue, progress=self._say)
+            return equipped_environment(service, self._catalogue, self._extras, progress=self._say)
 
     def _start(self, status: ServiceStatus) -> None:
         try:
