@@ -1,6 +1,6 @@
 """The PyTorch engine of Crosstrain.
 
-This module does not import PyTorch: the front process reads the two names below, and the child sets
+This module does not import PyTorch: the front process reads the names below, and the child sets
 the environment variables before it imports the engine.
 """
 
@@ -8,6 +8,11 @@ import os
 from typing import Dict
 
 from crosstrain_service.training import Execution
+
+from .refusals import refusal
+from .surroundings import of_ranks
+
+__all__ = ["ENGINES", "environment", "refusal"]
 
 #: Engines of this package, "module:Class" by name.
 ENGINES = {"torch": "crosstrain_torch.engine:TorchEngine"}
@@ -36,4 +41,6 @@ def environment(engine: str, execution: Execution, run_dir: str) -> Dict[str, st
     if execution.compiler == "torch.compile":
         variables["TORCHINDUCTOR_CACHE_DIR"] = os.path.join(run_dir, "inductor")
         variables["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
+    if execution.ranks.size > 1:
+        variables.update(of_ranks(execution))
     return variables

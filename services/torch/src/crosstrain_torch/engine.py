@@ -19,12 +19,16 @@ from torch.nn import functional
 
 from crosstrain_service.capabilities import FEATURES, declare
 from crosstrain_service.engine import Arrays, Batch, Engine, EngineInfo, Intermediates, Loop
-from crosstrain_service.model import Model
+from crosstrain_service.model import BatchNorm, Model
 from crosstrain_service.training import Execution, Training
 
 from . import device as devices
+from .communication import connect
 from .model import Network
 from .optimizer import UpdateRule
+from .precision import Precision
+from .steps import DataParallelSteps, Steps
+from .synchronised_norm import Share
 
 _EMULATED = {
     "layer.convolution.asymmetric_padding": "explicit zero padding before the convolution",
@@ -35,6 +39,8 @@ _EMULATED = {
     "optimizer.sgd.momentum": "the momentum buffer is rescaled when the learning rate changes",
     "optimizer.sgd.nesterov": "the momentum buffer is rescaled when the learning rate changes",
     "decay.decoupled": "AdamW for adam; for other rules the weights are multiplied before the step",
+    "parallel.batch_norm": "sums over all ranks by differentiable all-reduces; native semantics: nn.SyncBatchNorm, "
+                           "on GPUs only",
     "clip.global_norm": "PyTorch's norm, the factor c / max(norm, c); native semantics use clip_grad_norm_",
 }
 _ELSEWHERE = "belongs to another framework"
@@ -42,9 +48,13 @@ _UNSUPPORTED = {
     "compiler.xla": _ELSEWHERE,
     "compiler.theano:fast_run": _ELSEWHERE,
     "compiler.theano:fast_compile": _ELSEWHERE,
-    "parallel.data": "this engine trains on one device",
-    "parallel.tensor": "this engine trains on one device",
-    "parallel.pipeline": "this engine trains on one device",
+    "parallel.mpi": "this build of PyTorch has no MPI",
+    "parallel.horovod": "Horovod is not built in this environment",
+    "parallel.tensor": "not offered",
+    "parallel.pipeline": "not offered",
+    "parallel.data_tensor": "not offered",
+    "parallel.data_pipeline": "not offered",
+    "parallel.tensor_pipeline": "not offered",
 }
 _ON_GPU = ("device.cuda", "execution.gpu_memory_growth", "execution.tf32")
 
@@ -69,26 +79,52 @@ class TorchEngine(Engine):
 
     def __init__(self, model: Model, training: Training, execution: Execution) -> None:
         self._execution = execution
+        self._seed = training.seed
         self._device = devices.configure(execution)
-        self._dtype = torch.float64 if execution.precision == "float64" else torch.float32
+        self._precision = Precision(execution.precision, self._device)
+        self._dtype = self._precision.dtype
+        self._world = connect(execution, self._device)
+        shares = self._world.data.size
+        self._share = Share(self._world.data) if shares > 1 and not execution.native else None
+        synchronised = shares > 1 and execution.native and not execution.parallel.local_batch_norm
+        self._empties = synchronised and bool(model.layers_of(BatchNorm))
         self._network = Network(
             model,
             execution.native,
             sums_channels=self._device.type == "cuda" and execution.deterministic,
+            share=self._share,
+            synchronised=self._world.data.handle if synchronised else None,
             device=self._device,
             dtype=self._dtype,
         )
         self._rule = UpdateRule(self._network.trained, training, execution.native)
         self._draws = execution.native
-        self._loss = self._forward
+        if shares > 1:
+            self._steps: Steps = DataParallelSteps(self._network, self._precision, execution, self._world)
+            self._steps.settle(torch.zeros((1,) + model.input_shape, device=self._device, dtype=self._dtype))
+        else:
+            self._steps = Steps(self._network, self._precision, execution.accumulation_steps)
         if execution.compiler == "torch.compile":
             # One graph per batch size (full and last), and an error instead of a part left uncompiled.
-            self._loss = torch.compile(self._forward, fullgraph=True, dynamic=False)
+            self._steps.loss = torch.compile(self._steps.forward, fullgraph=True, dynamic=False)
         # Only native dropout draws from it.
         torch.manual_seed(training.seed & 0xFFFFFFFFFFFFFFFF)
+        self._drawn_from = -1
 
-    def _forward(self, x: torch.Tensor, labels: torch.Tensor, masks: Dict[str, torch.Tensor]) -> torch.Tensor:
-        return functional.cross_entropy(self._network(x, masks), labels)
+    def _seed_share(self, step: int) -> None:
+        """Lets every share of the batch draw dropout of its own, from the seed, its number and the first step."""
+        if not self._draws or self._world.data.size == 1 or self._drawn_from >= 0:
+            return
+        self._drawn_from = step
+        words = np.random.SeedSequence([self._seed, self._world.data.index, step]).generate_state(1, np.uint64)
+        torch.manual_seed(int(words[0]))
+
+    def _enter(self, batch: Batch) -> None:
+        """Prepares the network for a batch: what stands in for no rows must leave statistics alone."""
+        counted = batch.samples > 0
+        if self._share is not None:
+            self._share.counted = counted
+        self._network.train(counted or self._empties or not self._draws)
 
     def _masks(self, batch: Batch) -> Dict[str, torch.Tensor]:
         if self._draws:
@@ -99,24 +135,32 @@ class TorchEngine(Engine):
         return devices.to_tensor(array, self._device, self._dtype)
 
     def train(self, loop: Loop) -> None:
+        several, traffic = self._world.size > 1, self._world.traffic
+        self._seed_share(loop.step)
         for epoch in loop.epochs():
             # The evaluation between two epochs leaves the other mode.
             self._network.train()
             for batch in epoch.batches():
                 x, labels, copy_seconds = devices.timed_copy(batch.x, batch.labels, self._device, self._dtype)
-                loss = self._loss(x, labels, self._masks(batch))
-                self._rule.zero_grad()
-                loss.backward()
-                self._rule.step(batch.learning_rate)
-                loop.step_done(loss.detach(), copy_seconds=copy_seconds)
+                if several:
+                    self._enter(batch)
+                    if self._empties:
+                        # PyTorch's module counts every row, and takes a batch of none.
+                        x, labels = x[:batch.samples], labels[:batch.samples]
+                loss = self._steps.gradients(batch, x, labels, self._masks(batch))
+                self._precision.update(self._rule, batch.learning_rate, batch.step)
+                loop.step_done(loss, copy_seconds=copy_seconds, sync_seconds=traffic.take_seconds())
 
     def predict(self, x: np.ndarray) -> np.ndarray:
         self._network.eval()
-        with torch.inference_mode():
-            return devices.to_array(self._network(self._tensor(x)))
+        with torch.inference_mode(), self._precision.autocast():
+            return devices.to_array(self._network(self._tensor(x)).to(self._dtype))
 
     def intermediates(self, batch: Batch) -> Intermediates:
-        self._network.train()
+        self._seed_share(batch.step)
+        self._enter(batch)
+        traffic = self._world.traffic
+        counted = traffic.bytes
         kept = [(buffer, buffer.clone()) for buffer in self._network.buffers()]
         outputs: List[torch.Tensor] = []
         hooks = [
@@ -129,20 +173,27 @@ class TorchEngine(Engine):
             with torch.random.fork_rng(devices=gpus, enabled=self._draws):
                 x = self._tensor(batch.x).requires_grad_()
                 labels = devices.to_tensor(batch.labels, self._device)
-                loss = self._forward(x, labels, self._masks(batch))
+                with self._precision.autocast():
+                    logits = self._network(x, self._masks(batch))
+                loss = functional.cross_entropy(logits.to(self._dtype), labels)
                 trained = self._network.trained
-                found = torch.autograd.grad(loss, outputs + list(trained.values()))
+                # Scaled as in the step, or small gradients would vanish in float16.
+                scale = self._precision.factor()
+                found = torch.autograd.grad(loss * (batch.part * scale), outputs + list(trained.values()))
         finally:
             for hook in hooks:
                 hook.remove()
             with torch.no_grad():
                 for buffer, value in kept:
                     buffer.copy_(value)
-        arrays = [devices.to_array(gradient) for gradient in found]
+            traffic.bytes = counted
+            traffic.take_seconds()
+        arrays = [devices.to_array(gradient.to(self._dtype) / scale) for gradient in found]
         names = self._network.names
         return Intermediates(
             loss=float(loss.detach()),
-            outputs=OrderedDict((name, devices.to_array(output)) for name, output in zip(names, outputs)),
+            outputs=OrderedDict(
+                (name, devices.to_array(output.to(self._dtype))) for name, output in zip(names, outputs)),
             output_gradients=OrderedDict(zip(names, arrays)),
             gradients=OrderedDict(zip(trained, arrays[len(names):])),
         )
@@ -162,14 +213,15 @@ class TorchEngine(Engine):
         tensors = self._network.state_dict()
         found = {"network/" + key: devices.to_array(value) for key, value in tensors.items()}
         found.update(("optimizer/" + key, value) for key, value in self._rule.state().items())
-        if self._draws:
+        found.update(("precision/" + key, value) for key, value in self._precision.state().items())
+        if self._draws and self._world.data.size == 1:
             found["random/cpu"] = devices.to_array(torch.get_rng_state())
             if self._device.type == "cuda":
                 found["random/cuda"] = devices.to_array(torch.cuda.get_rng_state(self._device))
         return found
 
     def load_state(self, state: Mapping[str, np.ndarray]) -> None:
-        parts: Dict[str, Arrays] = {"network": {}, "optimizer": {}, "random": {}}
+        parts: Dict[str, Arrays] = {"network": {}, "optimizer": {}, "precision": {}, "random": {}}
         for key, value in state.items():
             part, rest = key.split("/", 1)
             parts[part][rest] = value
@@ -177,6 +229,11 @@ class TorchEngine(Engine):
         tensors = {key: devices.to_tensor(value, cpu) for key, value in parts["network"].items()}
         self._network.load_state_dict(tensors)
         self._rule.load_state(parts["optimizer"])
+        self._precision.load_state(parts["precision"])
+        self._drawn_from = -1
+        if self._world.data.size > 1:
+            # Shares draw anew, each its own.
+            return
         for kind, value in parts["random"].items():
             tensor = devices.to_tensor(value, cpu)
             if kind == "cpu":
@@ -186,9 +243,10 @@ class TorchEngine(Engine):
 
     def batch_statistics(self, x: np.ndarray) -> Dict[str, Tuple[np.ndarray, np.ndarray]]:
         self._network.eval()
-        with torch.inference_mode():
+        with torch.inference_mode(), self._precision.autocast():
             found = self._network.batch_statistics(self._tensor(x))
-        return {name: (devices.to_array(mean), devices.to_array(var)) for name, (mean, var) in found.items()}
+        return {name: (devices.to_array(mean.to(self._dtype)), devices.to_array(var.to(self._dtype)))
+                for name, (mean, var) in found.items()}
 
     def statistics(self) -> Arrays:
         found: Arrays = OrderedDict()
@@ -206,6 +264,9 @@ class TorchEngine(Engine):
     def fingerprint(self) -> Dict[str, str]:
         return devices.facts(self._execution, self._device, self._dtype)
 
+    def reduced_bytes(self) -> "int | None":
+        return self._world.traffic.bytes if self._world.size > 1 else None
+
     def synchronize(self) -> None:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
@@ -214,5 +275,6 @@ class TorchEngine(Engine):
         return torch.cuda.max_memory_allocated(self._device) if self._device.type == "cuda" else None
 
     def close(self) -> None:
+        self._world.close()
         if self._execution.compiler:
             torch.compiler.reset()

@@ -8,6 +8,8 @@ from torch.nn import functional
 
 from crosstrain_service.model import LocalResponseNorm, Pool, Shape
 
+from .synchronised_norm import Share, normalise
+
 
 class MaskedDropout(nn.Module):
     """Multiplies with the platform's mask, already divided by 1 - rate; in evaluation the identity."""
@@ -96,8 +98,13 @@ def normalise_by_batch(norm: nn.Module, x: torch.Tensor) -> torch.Tensor:
 class _KeepsStatistics:
     """Batch normalisation whose training leaves the evaluation statistics alone."""
 
+    #: The rows of other processes that are normalised together with this one's.
+    share: Optional[Share] = None
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return normalise_by_batch(self, x) if self.training else super().forward(x)
+        if not self.training:
+            return super().forward(x)
+        return normalise_by_batch(self, x) if self.share is None else normalise(self, x, self.share)
 
 
 class BatchNorm1d(_KeepsStatistics, nn.BatchNorm1d):
@@ -109,7 +116,7 @@ class BatchNorm2d(_KeepsStatistics, nn.BatchNorm2d):
 
 
 #: Batch norm modules of both semantics.
-NORMS = (nn.BatchNorm1d, nn.BatchNorm2d)
+NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.SyncBatchNorm)
 
 
 def divisors(layer: Pool, sizes: Shape, windows: Shape) -> torch.Tensor:

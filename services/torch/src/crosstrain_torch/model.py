@@ -42,6 +42,7 @@ from .layers import (
     divisors,
     normalise_by_batch,
 )
+from .synchronised_norm import Share
 
 #: Attribute of PyTorch's layer that holds each part of the canonical parameters.
 _ATTRIBUTES = {"weight": "weight", "bias": "bias", "gamma": "weight", "beta": "bias"}
@@ -54,11 +55,19 @@ class Network(nn.Sequential):
     parameters by canonical name.
     """
 
-    def __init__(self, model: Model, native: bool, sums_channels: bool, **options: Any) -> None:
-        """``sums_channels``: local response normalisation by plain sums; ``options``: device and dtype."""
-        build = _Builder(native, sums_channels, options)
+    def __init__(self, model: Model, native: bool, sums_channels: bool, share: Optional[Share] = None,
+                 synchronised: Any = None, **options: Any) -> None:
+        """``sums_channels``: local response normalisation by plain sums; ``options``: device and dtype.
+
+        Over several processes canonical batch norm is computed with those in ``share``, and native batch norm by
+        PyTorch's own module (for GPUs only) with those in the process group ``synchronised``.
+        """
+        build = _Builder(native, sums_channels, synchronised, options)
         inputs = model.input_shapes()
         super().__init__(*[build.layer(layer, inputs[layer.name]) for layer in model.layers])
+        for module in self:
+            if isinstance(module, (BatchNorm1d, BatchNorm2d)):
+                module.share = share
         self.names = tuple(layer.name for layer in model.layers)
         modules = dict(zip(self.names, self))
         self.trained: Dict[str, nn.Parameter] = OrderedDict()
@@ -95,8 +104,9 @@ class Network(nn.Sequential):
 
 
 class _Builder:
-    def __init__(self, native: bool, sums_channels: bool, options: Dict[str, Any]) -> None:
+    def __init__(self, native: bool, sums_channels: bool, synchronised: Any, options: Dict[str, Any]) -> None:
         self._native = native
+        self._synchronised = synchronised
         self._sums_channels = sums_channels
         self._options = options
 
@@ -161,5 +171,7 @@ class _Builder:
         if self._native and layer.momentum is not None:
             # PyTorch's momentum weights the new value.
             options["momentum"] = 1.0 - layer.momentum
+        if self._synchronised is not None:
+            return nn.SyncBatchNorm(shape[0], process_group=self._synchronised, **options)
         kinds: Sequence[type] = NORMS if self._native else (BatchNorm1d, BatchNorm2d)
         return kinds[len(shape) == 3](shape[0], **options)

@@ -14,7 +14,7 @@ applies to every parameter as in ``Optimizer(model.parameters(), weight_decay=..
 """
 
 from collections import OrderedDict
-from typing import Any, Dict, Mapping
+from typing import Any, Callable, Dict, Mapping, Optional, Sequence
 
 import numpy as np
 import torch
@@ -49,8 +49,12 @@ _ADAM_BETAS = (0.9, 0.999)
 class UpdateRule:
     """Clipping, decay and the update of all parameters, in place."""
 
-    def __init__(self, parameters: Mapping[str, nn.Parameter], training: Training, native: bool) -> None:
+    def __init__(self, parameters: Mapping[str, nn.Parameter], training: Training, native: bool,
+                 norm: Callable[[Sequence[torch.Tensor]], torch.Tensor] = nn.utils.get_total_norm) -> None:
         """``parameters`` by canonical name; ``native``: with PyTorch's own conventions.
+
+        ``norm`` computes the global norm of the gradients of all parameters in order, of which this process may hold
+        a part.
 
         Raises ``INVALID_FIELD`` for a constant that is missing in canonical semantics.
         """
@@ -69,9 +73,12 @@ class UpdateRule:
         explicit = decoupled and not adamw
         self._multiplied = decayed if explicit else []
         self._decay_rate = rate
+        self._norm = norm
         groups = [{"params": decayed, "weight_decay": 0.0 if explicit else rate},
                   {"params": others, "weight_decay": 0.0}]
         self.optimizer = _optimizer([group for group in groups if group["params"]], rule, native, adamw)
+        if self._multiplied:
+            self.optimizer.register_step_pre_hook(self._multiply)
         self._momentum = self.optimizer.defaults.get("momentum", 0.0) if rule.name == "sgd" else 0.0
         self._nesterov = bool(self.optimizer.defaults.get("nesterov", False))
         self._names = _STATE[rule.name] if rule.name != "sgd" or self._momentum else {}
@@ -81,31 +88,33 @@ class UpdateRule:
         self.zero_grad = self.optimizer.zero_grad
 
     @torch.no_grad()
-    def step(self, learning_rate: float) -> None:
-        """One update from the gradients in ``.grad``."""
+    def step(self, learning_rate: float, apply: Optional[Callable[[], Any]] = None) -> None:
+        """One update from the gradients in ``.grad``; ``apply`` calls the optimizer's step, or may leave it out."""
         if self._clip_norm:
             self._clip()
-        if self._multiplied:
-            factor = 1.0 - learning_rate * self._decay_rate
-            for parameter in self._multiplied:
-                parameter.mul_(factor)
         if learning_rate != self._rate:
             if self._momentum and not self._native:
                 if learning_rate == 0:
+                    # Decoupled decay is a multiplication by 1 then.
                     self._coast()
                     return
                 self._rescale(learning_rate)
             for group in self.optimizer.param_groups:
                 group["lr"] = learning_rate
             self._rate = learning_rate
-        self.optimizer.step()
+        (apply or self.optimizer.step)()
+
+    def _multiply(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        factor = 1.0 - self._rate * self._decay_rate
+        for parameter in self._multiplied:
+            parameter.mul_(factor)
 
     def _clip(self) -> None:
-        if self._native:
-            nn.utils.clip_grad_norm_(self._all, self._clip_norm)
-            return
         gradients = [parameter.grad for parameter in self._all]
-        norm = nn.utils.get_total_norm(gradients)
+        norm = self._norm(gradients)
+        if self._native:
+            nn.utils.clip_grads_with_norm_(self._all, self._clip_norm, norm)
+            return
         # Exactly 1 when nothing is to be clipped; no wait for the device.
         factor = self._clip_norm / norm.clamp(min=self._clip_norm)
         for gradient in gradients:

@@ -1,0 +1,183 @@
+"""The processes that train together: this one's place among them and the collective operations they share.
+
+A rank belongs to three groups: ranks with the same part of the network and other rows (``data``), ranks that
+share the tensors of the same layers and rows (``tensor``), and ranks that hold the layers before and after
+(``pipeline``). Processes of one host meet through a file in their private folder and talk over the loopback
+interface; several hosts meet at an address of rank 0 that nothing but the group's own network reaches.
+
+NCCL, for device "cuda", has not been run.
+"""
+
+import datetime
+import os
+import socket
+import time
+from typing import Any, List, Mapping
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from crosstrain_service import weights
+from crosstrain_service.engine import Arrays
+from crosstrain_service.errors import CrosstrainError
+from crosstrain_service.training import Execution
+
+#: How long an operation waits for the others before it fails. A rank that is lost is noticed within seconds by
+#: whoever started the ranks; this only ends what nobody watches.
+TIMEOUT = datetime.timedelta(minutes=10)
+
+
+class Traffic:
+    """What training steps hand to collective operations, and how long they wait in them."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
+        self.seconds = 0.0
+
+    def add(self, tensor: torch.Tensor, start: float) -> None:
+        """Counts an operation on ``tensor`` that began at ``start`` of ``time.perf_counter``."""
+        self.seconds += time.perf_counter() - start
+        self.bytes += tensor.numel() * tensor.element_size()
+
+    def take_seconds(self) -> float:
+        """Seconds since the last call."""
+        seconds, self.seconds = self.seconds, 0.0
+        return seconds
+
+
+class Group:
+    """A group of processes, here of this one alone."""
+
+    size = 1
+    index = 0
+    #: PyTorch's process group, if there is one.
+    handle: Any = None
+
+    def add_up(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The sum of all members' tensors, in place."""
+        return tensor
+
+    def gather(self, tensor: torch.Tensor) -> List[torch.Tensor]:
+        """The tensors, all of the same shape, of all members in order."""
+        return [tensor]
+
+    def gather_arrays(self, arrays: Mapping[str, np.ndarray]) -> List[Arrays]:
+        """The named arrays of all members in order."""
+        return [dict(arrays)]
+
+
+class ProcessGroup(Group):
+    """A group within ``torch.distributed``."""
+
+    def __init__(self, handle: Any, traffic: Traffic) -> None:
+        self.handle = handle
+        self.size = dist.get_world_size(handle)
+        self.index = dist.get_rank(handle)
+        self._traffic = traffic
+
+    def add_up(self, tensor: torch.Tensor) -> torch.Tensor:
+        start = time.perf_counter()
+        dist.all_reduce(tensor, group=self.handle)
+        self._traffic.add(tensor, start)
+        return tensor
+
+    def gather(self, tensor: torch.Tensor) -> List[torch.Tensor]:
+        start = time.perf_counter()
+        tensor = tensor.contiguous()
+        found = [torch.empty_like(tensor) for _ in range(self.size)]
+        dist.all_gather(found, tensor, group=self.handle)
+        self._traffic.add(tensor, start)
+        return found
+
+    def gather_arrays(self, arrays: Mapping[str, np.ndarray]) -> List[Arrays]:
+        # On the CPU, which every group can send from.
+        own = torch.frombuffer(bytearray(weights.to_bytes(arrays)), dtype=torch.uint8)
+        sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
+        dist.all_gather(sizes, torch.tensor([own.numel()]), group=self.handle)
+        longest = max(int(size) for size in sizes)
+        padded = torch.zeros(longest, dtype=torch.uint8)
+        padded[:own.numel()] = own
+        found = [torch.empty_like(padded) for _ in range(self.size)]
+        dist.all_gather(found, padded, group=self.handle)
+        return [weights.from_bytes(data[:int(size)].numpy().tobytes())[0] for data, size in zip(found, sizes)]
+
+
+class World:
+    """All groups of this process; by itself without collective operations."""
+
+    def __init__(self, size: int = 1) -> None:
+        self.size = size
+        self.traffic = Traffic()
+        self.data: Group = Group()
+        self.tensor: Group = Group()
+        self.pipeline: Group = Group()
+
+    def close(self) -> None:
+        """Leaves the groups."""
+
+
+class NativeWorld(World):
+    """The groups in ``torch.distributed``: Gloo, and NCCL between GPUs."""
+
+    def __init__(self, execution: Execution, device: torch.device) -> None:
+        super().__init__(execution.ranks.size)
+        parallel, ranks = execution.parallel, execution.ranks
+        # Counts, checkpoints and the like travel between CPUs in either case.
+        backend = "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl"
+        dist.init_process_group(backend, store=_store(execution), rank=ranks.rank, world_size=ranks.size,
+                                timeout=TIMEOUT)
+        if parallel.data == ranks.size:
+            self.data = ProcessGroup(dist.group.WORLD, self.traffic)
+            return
+        sizes = (("data", parallel.data), ("pipeline", parallel.pipeline), ("tensor", parallel.tensor))
+        mesh = dist.init_device_mesh(device.type, tuple(size for _, size in sizes),
+                                     mesh_dim_names=tuple(name for name, _ in sizes))
+        for name, size in sizes:
+            if size > 1:
+                setattr(self, name, ProcessGroup(mesh.get_group(name), self.traffic))
+
+    def close(self) -> None:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def connect(execution: Execution, device: torch.device) -> World:
+    """Meets the other processes, waiting for them; returns the groups of this one.
+
+    Raises ``ENVIRONMENT`` if they cannot be reached.
+    """
+    if execution.ranks.size == 1:
+        return World()
+    try:
+        if execution.parallel.backend == "horovod":
+            from .horovod_backend import HorovodWorld
+
+            return HorovodWorld(execution)
+        return NativeWorld(execution, device)
+    except (RuntimeError, OSError) as error:
+        message = "rank %d cannot reach the other ranks: %s" % (execution.ranks.rank, str(error).split("\n")[0])
+        raise CrosstrainError("ENVIRONMENT", message, "execution.parallel") from error
+
+
+def _store(execution: Execution) -> Any:
+    ranks = execution.ranks
+    if ranks.members == 1:
+        return dist.FileStore(os.path.join(ranks.folder, "torch-store"), ranks.size)
+    address, port = ranks.hosts[0], ranks.ports[0]
+    if ranks.rank:
+        return dist.TCPStore(address, port, ranks.size, is_master=False, timeout=TIMEOUT)
+    # By itself the store would listen on all interfaces.
+    listening = listen(address, port)
+    return dist.TCPStore(address, port, ranks.size, is_master=True, timeout=TIMEOUT,
+                         master_listen_fd=listening.detach())
+
+
+def listen(address: str, port: int) -> socket.socket:
+    """A socket that listens at this address alone."""
+    family = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0][0]
+    listening = socket.socket(family, socket.SOCK_STREAM)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listening.bind((address, port))
+    listening.listen(1024)
+    return listening
