@@ -35,17 +35,22 @@ RUN if [ -n "${GPU}" ]; then \
             /opt/crosstrain/bin/python -m pip install --no-cache-dir --no-deps --no-build-isolation /tmp/gpuarray \
         && rm -rf /tmp/gpuarray /var/lib/apt/lists/*; \
     fi
+RUN /opt/crosstrain/bin/python -m pip list --format=json > /python.json
+
+# A layer of its own, so that a change of the code leaves the layer of packages alone.
+FROM build AS code
 ARG FOLDER
 COPY protos/python/ services/common/src/ services/reference/src/ services/${FOLDER}/src/ /opt/crosstrain/src/
 # Compiled here: at run time the file system is read-only.
-RUN /opt/crosstrain/bin/python -m compileall -q -j 0 /opt/crosstrain/src \
-    && mkdir /sbom \
-    && /opt/crosstrain/bin/python -m pip list --format=json > /sbom/python.json \
-    && dpkg-query -W -f '${Package} ${Version}\n' > /sbom/debian.txt
+RUN /opt/crosstrain/bin/python -m compileall -q -j 0 /opt/crosstrain/src
 
 # What is inside, as files: docker buildx bake sbom.
+FROM base AS debian
+RUN dpkg-query -W -f '${Package} ${Version}\n' > /debian.txt
+
 FROM scratch AS sbom
-COPY --from=build /sbom/ /
+COPY --from=build /python.json /
+COPY --from=debian /debian.txt /
 
 FROM base AS service
 ARG VERSION=0.1.0
@@ -57,6 +62,7 @@ LABEL org.opencontainers.image.title="${TITLE}" \
       org.opencontainers.image.licenses="Apache-2.0"
 COPY LICENSE /opt/crosstrain-license/
 COPY --from=build /opt/crosstrain /opt/crosstrain
+COPY --from=code /opt/crosstrain/src /opt/crosstrain/src
 ENV PATH=/opt/crosstrain/bin:$PATH \
     PYTHONPATH=/opt/crosstrain/src \
     PYTHONDONTWRITEBYTECODE=1 \

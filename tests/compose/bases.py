@@ -33,6 +33,7 @@ LIBRARIES = (
 #: Variables of docker-bake.hcl by the Python that the base must have; None is Debian without one.
 BASES = {"DEBIAN12_BASE": None, "PYTHON311_BASE": "3.11", "PYTHON310_BASE": "3.10", "PYTHON37_BASE": "3.7"}
 _PREFIX = "crosstrain-e2e-base"
+_INDEX_PORT = 17443
 #: What the entry point of PostgreSQL's own image does with POSTGRES_PASSWORD.
 _POSTGRES = """
 initdb --auth-local=trust --auth-host=scram-sha-256 >/dev/null
@@ -166,7 +167,7 @@ def wheel_index(requirement: str, folder: Path) -> Iterator[str]:
                "--only-binary=:all:", f"--dest={folder / name}", requirement]  # fmt: skip
     run(command, timeout=1800)
     handler = partial(_Quiet, directory=str(folder))
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+    with _server(handler) as server:
         thread = Thread(target=server.serve_forever, daemon=True)
         thread.start()
         try:
@@ -174,6 +175,14 @@ def wheel_index(requirement: str, folder: Path) -> Iterator[str]:
         finally:
             server.shutdown()
             thread.join()
+
+
+def _server(handler: Callable[..., SimpleHTTPRequestHandler]) -> ThreadingHTTPServer:
+    try:
+        # Always the same URL, so that the cache of builds knows the layer again.
+        return ThreadingHTTPServer(("127.0.0.1", _INDEX_PORT), handler)
+    except OSError:
+        return ThreadingHTTPServer(("127.0.0.1", 0), handler)
 
 
 class _Quiet(SimpleHTTPRequestHandler):

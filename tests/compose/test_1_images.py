@@ -65,3 +65,4 @@ def test_list_of_packages_is_that_of_the_lock(target: str, setup: dict[str, str]
     assert not {name for name in found if name.startswith("nvidia-") and name != "nvidia-ml-py"}, "CPU images"
     debian = dict(line.split() for line in (tmp_path / "debian.txt").read_text().splitlines())
     assert "libc6" in debian and "tini" in debian
+    assert ("g++" in debian) == (target == "keras-theano-cpu"), "what only the build needs is not in the image"
