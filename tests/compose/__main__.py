@@ -84,12 +84,13 @@ def execute(options: argparse.Namespace) -> int:
     else:
         variables |= bases.make_bases(say, options.rebuild_bases)
         variables |= bases.make_servers(say, options.rebuild_bases)
+    lists = cache_root() / "e2e-lists"
     if not options.no_build:
-        built = images.build(variables, not registry, options.image, say)
+        built = images.build(variables, not registry, options.image, lists, say)
         say(f"{len(built)} images, {sum(item.seconds for item in built):.0f} s")
     if options.no_tests:
         return 0
-    os.environ["CROSSTRAIN_E2E_SETUP"] = json.dumps(variables)
+    os.environ["CROSSTRAIN_E2E_SETUP"] = json.dumps({**variables, "LISTS": str(lists)})
     say("tests")
     code = pytest.main([str(FOLDER), "-v", "--timeout=3600", "-p", "no:cacheprovider", *options.pytest])
     say("passed" if code == 0 else "failed")

@@ -36,10 +36,13 @@ def targets(group: str, variables: dict[str, str] | None = None) -> dict[str, di
     return dict(json.loads(done.stdout)["target"])
 
 
-def build(variables: dict[str, str], offline: bool, chosen: list[str], say: Callable[[str], None]) -> list[Built]:
+def build(
+    variables: dict[str, str], offline: bool, chosen: list[str], lists: Path, say: Callable[[str], None]
+) -> list[Built]:
     """Builds the CPU images of the bake file, or those of them that are ``chosen``.
 
-    With ``offline`` the CPU build of PyTorch is what pip takes for it on this machine.
+    Their lists of packages (the bake file's ``sbom`` targets) go to folders of ``lists``, by target. With ``offline``
+    the CPU build of PyTorch is what pip takes for it on this machine.
     """
     found = targets("cpu", variables)
     unknown = set(chosen) - set(found)
@@ -50,9 +53,10 @@ def build(variables: dict[str, str], offline: bool, chosen: list[str], say: Call
         say(f"building {name}")
         began = time.monotonic()
         if offline and name == OWN_INDEX:
-            _with_own_index(found[name], variables)
+            _with_own_index(found[name], lists / name, variables)
         else:
             _bake(["--load", name], variables)
+            _bake([f"sbom-{name}", "--set", f"*.output=type=local,dest={lists / name}"], variables)
         (image,) = found[name]["tags"]
         size = int(docker("image", "inspect", "--format", "{{.Size}}", image))
         built.append(Built(name, image, time.monotonic() - began, size))
@@ -60,22 +64,18 @@ def build(variables: dict[str, str], offline: bool, chosen: list[str], say: Call
     return built
 
 
-def lists_of_packages(target: str, variables: dict[str, str], folder: Path) -> None:
-    """Writes the package lists of an image (the bake file's ``sbom`` targets) to a folder."""
-    name = f"sbom-{target}"
-    _bake([name, "--set", f"{name}.output=type=local,dest={folder}"], variables)
-
-
-def _with_own_index(target: dict[str, Any], variables: dict[str, str]) -> None:
+def _with_own_index(target: dict[str, Any], lists: Path, variables: dict[str, str]) -> None:
     """Builds a target as bake would, on the host's network: bake 0.13 does not pass on a target's network."""
     with tempfile.TemporaryDirectory() as folder, wheel_index(target["args"]["EXTRA"], Path(folder)) as url:
         arguments = [f"--build-arg={key}={value}" for key, value in {**target["args"], "EXTRA_INDEX": url}.items()]
-        _show_on_failure(
-            ["docker", "buildx", "build", "--progress=plain", "--network=host", "--load", *arguments,
-             f"--file={target['dockerfile']}", f"--target={target['target']}", f"--tag={target['tags'][0]}",
-             target["context"]],
-            variables,
-        )  # fmt: skip
+        image = ["--load", f"--target={target['target']}", f"--tag={target['tags'][0]}"]
+        packages = ["--target=sbom", f"--output=type=local,dest={lists}"]
+        for output in (image, packages):
+            _show_on_failure(
+                ["docker", "buildx", "build", "--progress=plain", "--network=host", *arguments, *output,
+                 f"--file={target['dockerfile']}", target["context"]],
+                variables,
+            )  # fmt: skip
 
 
 def _bake(arguments: list[str], variables: dict[str, str]) -> None:

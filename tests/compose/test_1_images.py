@@ -11,7 +11,7 @@ import pytest
 from tests.manifests.test_images import CPU_LOCKS, versions
 
 from .docker import docker, inspect
-from .images import ROOT, lists_of_packages, targets
+from .images import ROOT, targets
 
 #: Targets of the bake file and the lock of each.
 LOCKS = {
@@ -54,15 +54,15 @@ def test_nothing_needs_a_network_a_writable_root_or_rights(target: str, setup: d
 
 
 @pytest.mark.parametrize("target", LOCKS)
-def test_list_of_packages_is_that_of_the_lock(target: str, setup: dict[str, str], tmp_path: Path) -> None:
-    lists_of_packages(target, setup, tmp_path)
-    listed = json.loads((tmp_path / "python.json").read_text())
+def test_list_of_packages_is_that_of_the_lock(target: str, setup: dict[str, str]) -> None:
+    folder = Path(setup["LISTS"]) / target
+    listed = json.loads((folder / "python.json").read_text())
     found = {re.sub(r"[-_.]+", "-", item["name"]).lower(): item["version"] for item in listed}
     expected = versions(ROOT / "docker" / "locks" / f"{LOCKS[target]}.txt")
     assert {name: found.get(name) for name in expected} == expected
     if target == "torch-cpu":
         assert found["torch"].partition("+")[0] == "2.13.0"
     assert not {name for name in found if name.startswith("nvidia-") and name != "nvidia-ml-py"}, "CPU images"
-    debian = dict(line.split() for line in (tmp_path / "debian.txt").read_text().splitlines())
+    debian = dict(line.split() for line in (folder / "debian.txt").read_text().splitlines())
     assert "libc6" in debian and "tini" in debian
     assert ("g++" in debian) == (target == "keras-theano-cpu"), "what only the build needs is not in the image"
