@@ -27,6 +27,10 @@ from crosstrain_service.training import Execution
 #: whoever started the ranks; this only ends what nobody watches.
 TIMEOUT = datetime.timedelta(minutes=10)
 
+#: Groups ever joined. A group's end waits for its threads, which may be waiting for the interpreter's lock to free a
+#: tensor; were it ended by Python's garbage collection, which holds that lock, the process would hang.
+_JOINED: List[Any] = []
+
 
 class Traffic:
     """What training steps hand to collective operations, and how long they wait in them."""
@@ -72,6 +76,7 @@ class ProcessGroup(Group):
 
     def __init__(self, handle: Any, traffic: Traffic) -> None:
         self.handle = handle
+        _JOINED.append(handle)
         self.size = dist.get_world_size(handle)
         self.index = dist.get_rank(handle)
         self._traffic = traffic
@@ -127,6 +132,7 @@ class NativeWorld(World):
         backend = "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl"
         dist.init_process_group(backend, store=_store(execution), rank=ranks.rank, world_size=ranks.size,
                                 timeout=TIMEOUT)
+        _JOINED.append(dist.group.WORLD)
         if parallel.data == ranks.size:
             self.data = ProcessGroup(dist.group.WORLD, self.traffic)
             return
