@@ -11,7 +11,8 @@ from crosstrain_protos.v1 import run_pb2
 from crosstrain_reference.engine import ReferenceEngine
 from crosstrain_service.errors import CrosstrainError
 from crosstrain_service.events import EventLog
-from crosstrain_service.loop import _Recorder
+from crosstrain_service.parallel.team import ALONE
+from crosstrain_service.records import Writer
 from crosstrain_service.spool import SpoolWriter
 
 
@@ -176,7 +177,7 @@ def test_loss_that_is_not_finite_stops_before_anything_is_saved(tmp_path, bad):
 
 
 def test_what_the_writing_thread_found_stops_the_next_flush(tmp_path):
-    recorder = _Recorder(EventLog(SpoolWriter(str(tmp_path / "spool")), "run", 1), np.full(9, 0.1), 9)
+    recorder = Writer(EventLog(SpoolWriter(str(tmp_path / "spool")), "run", 1), np.full(9, 0.1), 9, ALONE)
     recorder.add(0, float("nan"), 0, 0, 0, 0, 0, 0, 4, None)
     recorder._thread.join(10)
     with pytest.raises(CrosstrainError, match="step 0"):
@@ -187,7 +188,7 @@ def test_what_the_writing_thread_found_stops_the_next_flush(tmp_path):
 
 def test_no_record_is_lost_between_the_threads(tmp_path):
     path = str(tmp_path / "spool")
-    recorder = _Recorder(EventLog(SpoolWriter(path), "run", 1), np.full(60000, 0.1), 60000)
+    recorder = Writer(EventLog(SpoolWriter(path), "run", 1), np.full(60000, 0.1), 60000, ALONE)
     stop = threading.Event()
 
     def flush():

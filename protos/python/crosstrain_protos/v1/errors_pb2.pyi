@@ -74,6 +74,8 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """A defect in the platform itself (INTERNAL)."""
     ERROR_REASON_WRONG_STATE: _ErrorReason.ValueType  # 23
     """The state of a run does not allow the call (FAILED_PRECONDITION)."""
+    ERROR_REASON_RANK_LOST: _ErrorReason.ValueType  # 24
+    """A rank of a run died, hung or could not be reached any more; the message names it."""
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """Why a call or a run failed."""
@@ -126,6 +128,8 @@ ERROR_REASON_INTERNAL: ErrorReason.ValueType  # 22
 """A defect in the platform itself (INTERNAL)."""
 ERROR_REASON_WRONG_STATE: ErrorReason.ValueType  # 23
 """The state of a run does not allow the call (FAILED_PRECONDITION)."""
+ERROR_REASON_RANK_LOST: ErrorReason.ValueType  # 24
+"""A rank of a run died, hung or could not be reached any more; the message names it."""
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015
 
 @_typing.final

@@ -208,6 +208,14 @@ def features_of_execution(execution: Execution) -> Set[str]:
     return needed
 
 
+def features_of_both(model: Model, execution: Execution) -> Set[str]:
+    """Features that a model needs on several ranks."""
+    parallel = execution.parallel
+    if parallel.data > 1 and model.layers_of(BatchNorm) and not parallel.local_batch_norm:
+        return {"parallel.batch_norm"}
+    return set()
+
+
 def _features_of_parallel(parallel: Parallel) -> Set[str]:
     split = [name for name in ("data", "tensor", "pipeline") if getattr(parallel, name) > 1]
     needed = {"parallel." + name for name in split} | {"parallel." + parallel.backend}

@@ -28,6 +28,7 @@ MAX_LAYERS = 1000
 MAX_SIZE = 1 << 24
 MAX_SEED = 2 ** 31 - 1
 MAX_STEPS = 10 ** 9
+_HOST = re.compile(r"^[A-Za-z0-9](?:[A-Za-z0-9.:_-]{0,252}[A-Za-z0-9])?$")
 #: Ranks of one run.
 MAX_RANKS = 1024
 
@@ -256,6 +257,27 @@ def parallel(message: training_pb2.Parallel, field: str = "execution.parallel") 
     if result.micro_batches and result.pipeline == 1:
         raise invalid_field(field + ".micro_batches", "%d without a pipeline" % result.micro_batches)
     return result
+
+
+def group(message: training_pb2.Group, parallel: Parallel, field: str = "group") -> training_pb2.Group:
+    """A group, checked against the number of ranks."""
+    check_name(message.group_id, field + ".group_id")
+    if not 2 <= len(message.ranks) <= MAX_RANKS:
+        raise invalid_field(field + ".ranks", "%d members; 2 to %d are possible" % (len(message.ranks), MAX_RANKS))
+    for index, count in enumerate(message.ranks):
+        _within(count, 1, MAX_RANKS, "%s.ranks[%d]" % (field, index))
+    if sum(message.ranks) != parallel.ranks:
+        raise invalid_field(field + ".ranks", "%d in all, but spec.execution.parallel asks for %d ranks"
+                            % (sum(message.ranks), parallel.ranks))
+    _within(message.member, 0, len(message.ranks) - 1, field + ".member")
+    if len(message.secret) != 32:
+        raise invalid_field(field + ".secret", "%d bytes, needed are 32" % len(message.secret))
+    if not _HOST.match(message.host):
+        raise invalid_field(field + ".host", "%r is no host name or IP address" % message.host[:80])
+    if message.member and not (_HOST.match(message.leader_host) and 0 < message.leader_port < 65536):
+        raise invalid_field(field + ".leader_host", "%r port %d is no address of a leader"
+                            % (message.leader_host[:80], message.leader_port))
+    return message
 
 
 def training(message: training_pb2.Training, learning_rates: np.ndarray, native: bool = False,

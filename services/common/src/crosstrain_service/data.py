@@ -13,6 +13,7 @@ from .artifacts import ArtifactStore
 from .engine import Batch, Epoch, Rows
 from .errors import CrosstrainError
 from .model import Model
+from .parallel.shares import share_slice
 from .streams import EpochOrders, batch_rows, dropout_masks, steps_per_epoch, validation_split
 from .training import Training
 
@@ -57,7 +58,10 @@ class Samples:
 class Feed:
     """The training batches of a run: rows, masks and learning rates of every step."""
 
-    def __init__(self, samples: Samples, model: Model, training: Training, dtype: Any) -> None:
+    def __init__(self, samples: Samples, model: Model, training: Training, dtype: Any, share: int = 0,
+                 shares: int = 1) -> None:
+        """``share`` of ``shares``: the part of every batch that is handed out, see :mod:`.parallel.shares`."""
+        self._share, self._shares = share, shares
         self._samples = samples
         self._model = model
         self._training = training
@@ -94,14 +98,25 @@ class Feed:
         for index in range(first, first + count):
             step = epoch * self.steps_per_epoch + index
             rows = parts[index]
+            total = len(rows)
             masks = {}
             if self._masked:
-                masks = dropout_masks(self._model, len(rows), step, training.seed)
+                masks = dropout_masks(self._model, total, step, training.seed)
+            mine, counted = self._part(total)
+            rows = rows[mine]
             x = self._samples.inputs(rows)
+            masks = {name: mask[mine] for name, mask in masks.items()}
             if self._dtype != np.float32:
                 x = x.astype(self._dtype)
                 masks = {name: mask.astype(self._dtype) for name, mask in masks.items()}
-            yield Batch(step, x, np.array(self._samples.labels[rows]), float(training.learning_rates[step]), masks)
+            yield Batch(step, x, np.array(self._samples.labels[rows]), float(training.learning_rates[step]), masks,
+                        counted, total)
+
+    def _part(self, total: int) -> Tuple[slice, int]:
+        """Rows of this share in a batch, and how many of them count: an empty share has one row to stand in."""
+        mine = share_slice(total, self._shares, self._share)
+        count = mine.stop - mine.start
+        return (mine, count) if count else (slice(0, 1), 0)
 
     def batch_rows(self, epoch: int, first: int, count: int) -> Optional[Rows]:
         """The same batches as rows of the data set; None with dropout masks."""
@@ -109,7 +124,17 @@ class Feed:
             return None
         size = self._training.batch_size
         order = self._order(epoch)[first * size:(first + count) * size]
-        return Rows(self._samples.pixels, self._samples.labels, self._samples.divisor, order, size)
+        totals = None
+        if self._shares > 1:
+            whole, rest = divmod(len(order), size)
+            if size < self._shares or 0 < rest < self._shares:
+                return None  # an empty share cannot be told by rows
+            totals = np.array([size] * whole + [rest] * (rest > 0), dtype=np.int64)
+            mine = share_slice(size, self._shares, self._share)
+            order = np.concatenate([order[:whole * size].reshape(whole, size)[:, mine].ravel(),
+                                    order[whole * size:][share_slice(rest, self._shares, self._share)]])
+            size = mine.stop - mine.start
+        return Rows(self._samples.pixels, self._samples.labels, self._samples.divisor, order, size, totals)
 
     def step_rows(self, step: int) -> Optional[Rows]:
         """The batch of one step as rows of the data set, as :meth:`batch_rows` gives it."""
@@ -146,7 +171,7 @@ class FeedEpoch(Epoch):
                 batch = next(pull, None)
                 if batch is None:
                     return
-                self._clock.waited(batch.step, len(batch.labels), time.perf_counter() - begin)
+                self._clock.waited(batch.step, batch.samples, time.perf_counter() - begin)
                 yield batch
         finally:
             if ahead is not None:

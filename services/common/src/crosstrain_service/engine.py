@@ -118,8 +118,8 @@ class Loop(abc.ABC):
 
         ``loss`` is anything ``float()`` takes; in mode "speed" it may be converted later, so it must
         not be overwritten by later steps. ``correct`` counts right predictions if known for free.
-        With several processes each reports the mean loss over its own rows, and in ``sync_seconds`` the time
-        it waited for the others while it had nothing else to do.
+        With several processes each reports the mean loss over its own rows (None if another process of its
+        share knows it), and in ``sync_seconds`` the time it waited for the others while it had nothing else to do.
         """
 
     #: Number of the step that is executed next (for frameworks that drive callbacks).
@@ -232,7 +232,7 @@ class Engine(abc.ABC):
     def batch_statistics(self, x: np.ndarray) -> Dict[str, Tuple[np.ndarray, np.ndarray]]:
         """Mean and biased variance, each (C,), that each batch norm layer sees for the batch ``x``.
 
-        All batch norm layers normalise with the batch's own statistics, dropout is off, nothing
+        All batch norm layers normalise with the statistics of this ``x`` alone, dropout is off, nothing
         changes. The common layer averages these over the training set for evaluation
         (canonical semantics). Only for models with batch norm.
         """

@@ -44,6 +44,10 @@ class EventLog:
             self._ended = message.HasField("state_changed") and message.state_changed.state in ENDED
             return sequence
 
+    def sync(self) -> None:
+        """Forces everything to the disk."""
+        self.spool.sync()
+
     def log(self, text: str, severity: str = "info") -> None:
         """Appends a line for the log."""
         self.emit(log=run_pb2.LogLine(severity=severity, text=" ".join(text.split())[:4000]))
@@ -54,6 +58,22 @@ class EventLog:
         self.emit(state_changed=run_pb2.StateChanged(state=state, error=proto))
         if state in ENDED:
             self.spool.sync()
+
+
+class NoEvents(EventLog):
+    """For processes beside the one that reports: nothing is written."""
+
+    def __init__(self) -> None:
+        pass
+
+    def emit(self, **event: Any) -> int:
+        return 0
+
+    def sync(self) -> None:
+        pass
+
+    def state(self, state: int, error: Optional[CrosstrainError] = None) -> None:
+        pass
 
 
 def state_of(path: str) -> int:

@@ -3,11 +3,9 @@
 Written once; an engine only iterates (see ``engine.Loop``).
 """
 
-import collections
 import math
-import threading
 import time
-from typing import Any, Deque, Iterator, List, Optional, Tuple
+from typing import Any, Iterator, Optional
 
 import numpy as np
 
@@ -20,12 +18,12 @@ from .engine import Engine, Epoch, Loop
 from .errors import CrosstrainError
 from .events import EventLog
 from .model import BatchNorm, Model
+from .parallel.team import ALONE, Team, Together
+from .records import Recorder, recorder
 from .training import Execution, Training
 
-#: Records are written at least this often, seconds, ...
-FLUSH_SECONDS = 0.1
-#: ... and at the latest when so many are waiting.
-FLUSH_STEPS = 2048
+#: Time in which all processes have heard of a checkpoint that was asked for, seconds.
+HEARD_SECONDS = 1.0
 
 
 class TrainingLoop(Loop):
@@ -33,7 +31,8 @@ class TrainingLoop(Loop):
 
     def __init__(self, engine: Engine, model: Model, training: Training, execution: Execution, feed: Feed,
                  train: Samples, test: Optional[Samples], dtype: Any, events: EventLog,
-                 checkpoints: CheckpointStore, position: Position) -> None:
+                 checkpoints: CheckpointStore, position: Position, team: Team = ALONE) -> None:
+        self._team = team
         self._engine = engine
         self._model = model
         self._training = training
@@ -45,7 +44,7 @@ class TrainingLoop(Loop):
         self._events = events
         self._checkpoints = checkpoints
         self._clock = StepClock()
-        self._recorder = _Recorder(events, training.learning_rates, feed.steps_per_epoch)
+        self._recorder: Recorder = recorder(events, training.learning_rates, feed.steps_per_epoch, team)
         self._lazy = execution.mode == "speed"
         self.position = position
         self.step = position.next_step
@@ -55,6 +54,8 @@ class TrainingLoop(Loop):
         self._epoch_seconds = 0.0
         self._carried = 0.0
         self._asked = False
+        # The step before which all processes save a checkpoint that was asked for.
+        self._appointed = -1
 
     def request_checkpoint(self) -> None:
         """Saves a checkpoint after the step at work; may be called by a signal handler or another thread."""
@@ -87,7 +88,7 @@ class TrainingLoop(Loop):
         elapsed = now - self._mark
         # A framework that pulls its batch early has waited for it in an earlier step.
         waited = min(waited, max(0.0, elapsed - copy_seconds - sync_seconds))
-        value = loss if self._lazy else float(loss)
+        value = loss if self._lazy or loss is None else float(loss)
         self.step = step + 1
         if step == self._first:
             self.first_step_seconds = elapsed
@@ -102,14 +103,33 @@ class TrainingLoop(Loop):
         # The last step of an epoch is followed by a checkpoint anyway, after the evaluation: one before it
         # would make a run that is resumed from it skip the evaluation.
         last = self.step % self._feed.steps_per_epoch == 0 or self.step == self._feed.total_steps
-        if (self._asked or (every and self.step % every == 0)) and not last:
+        if (self._due() or (every and self.step % every == 0)) and not last:
             # The records come first: a checkpoint must never be ahead of what is on disk.
-            self._recorder.flush()
+            self._settle()
             self._account()
             self._save()
             end = time.perf_counter()
             self._carried = end - self._mark  # belongs to the next record, this one is written
             self._mark = end
+
+    def _due(self) -> bool:
+        """Whether a checkpoint that was asked for is to be saved now. Several processes agree on a step to come."""
+        team = self._team
+        if not isinstance(team, Together):
+            return self._asked
+        if team.leads and self._asked and self._appointed < self.step:
+            done = max(1, self.step - self._first)
+            mean = (self.position.train_seconds + self._epoch_seconds) / done
+            self._appointed = self.step + 1 + math.ceil(HEARD_SECONDS / max(mean, 1e-4))
+            team.ask_for_checkpoint(self._appointed)
+        return self.step == (self._appointed if team.leads else team.listeners.checkpoint_after)
+
+    def _settle(self) -> None:
+        """Writes all records up to here, those of the other processes included."""
+        self._recorder.flush()
+        if self._team.size > 1:
+            self._team.gather(b"")
+            self._recorder.flush()
 
     def _account(self) -> None:
         """Moves what the recorder and the clock have gathered into the position."""
@@ -123,7 +143,7 @@ class TrainingLoop(Loop):
 
     def _end_epoch(self, index: int) -> None:
         self._engine.synchronize()
-        self._recorder.flush()
+        self._settle()
         self._account()
         position = self.position
         begin = time.perf_counter()
@@ -147,7 +167,8 @@ class TrainingLoop(Loop):
             event.test_loss = result.loss
             event.test_accuracy = result.correct / result.samples
             position = position._replace(test_loss=result.loss, test_accuracy=result.correct / result.samples)
-        self.position = position
+        # Sums and times are those of process 0, and all must stop at the same epoch.
+        self.position = Position(**self._team.tell_json(position._asdict()))
         event.evaluation_seconds = time.perf_counter() - begin
         self._events.emit(epoch_ended=event)
         self._save()
@@ -156,108 +177,24 @@ class TrainingLoop(Loop):
         """Recomputes batch norm statistics over the training data (canonical semantics only)."""
         if self._model.layers_of(BatchNorm) and not self._execution.native:
             self._engine.load_statistics(evaluation.population_statistics(
-                self._engine, self._model, self._train, self._feed.rows, self._training.batch_size, self._dtype))
+                self._engine, self._model, self._train, self._feed.rows, self._training.batch_size, self._dtype,
+                self._team))
 
     def _score(self, samples: Samples, rows: np.ndarray) -> evaluation.Score:
-        values = evaluation.logits(self._engine, samples, rows, self._dtype)
-        return evaluation.score(values, samples.labels[rows])
+        return evaluation.whole_score(self._engine, samples, rows, self._dtype, self._team)
 
     def _save(self) -> None:
         begin = time.perf_counter()
         self._asked = False
+        state = self._engine.state()
+        if not self._team.leads:
+            return
         # A crash of the machine must not leave a checkpoint whose step records are lost.
-        self._events.spool.sync()
-        digest = self._checkpoints.save(self.position, self._engine.state())
+        self._events.sync()
+        digest = self._checkpoints.save(self.position, state)
         self._events.emit(checkpoint_saved=run_pb2.CheckpointSaved(
             next_step=self.position.next_step, digest=digest, seconds=time.perf_counter() - begin))
 
     def close(self) -> None:
         """Writes what is left and stops the writing thread; raises what stopped it."""
         self._recorder.close()
-
-
-class _Recorder:
-    """Gathers step records and writes them in columns from a thread of its own."""
-
-    def __init__(self, events: EventLog, rates: np.ndarray, steps_per_epoch: int) -> None:
-        self._events = events
-        self._rates = rates
-        self._steps_per_epoch = steps_per_epoch
-        # A deque, since the training thread appends while the writing thread takes: both are atomic.
-        self._pending: Deque[Tuple[Any, ...]] = collections.deque()
-        self._loss_sum = 0.0
-        self._loss_samples = 0
-        self._lock = threading.Lock()
-        self._stop = threading.Event()
-        self._wake = threading.Event()
-        self._error: Optional[BaseException] = None
-        self._thread = threading.Thread(target=self._run, name="records", daemon=True)
-        self._thread.start()
-
-    def add(self, *record: Any) -> None:
-        """Takes one record; only appends to a list, since it is called in the training thread."""
-        if self._error is not None:
-            raise self._error
-        self._pending.append(record)
-        if not self._wake.is_set():
-            self._wake.set()  # the first step is shown at once
-        elif len(self._pending) >= FLUSH_STEPS:
-            self.flush()
-
-    def _run(self) -> None:
-        self._wake.wait()
-        while not self._stop.is_set():
-            try:
-                self.flush()
-            except BaseException as error:  # raised again in the training thread
-                self._error = error
-                return
-            self._stop.wait(FLUSH_SECONDS)
-
-    def flush(self) -> None:
-        """Writes what has been gathered; raises ``NOT_FINITE`` for a loss that is not finite."""
-        with self._lock:
-            if self._error is not None:
-                raise self._error
-            records: List[Tuple[Any, ...]] = [self._pending.popleft() for _ in range(len(self._pending))]
-            if not records:
-                return
-            columns = list(zip(*records))
-            first = records[0][0]
-            losses = [float(value) for value in columns[1]]
-            message = run_pb2.StepRecords(
-                first_step=first,
-                epoch=[record[0] // self._steps_per_epoch for record in records],
-                loss=losses,
-                learning_rate=self._rates[first:first + len(records)],
-                step_seconds=columns[2], data_seconds=columns[3], copy_seconds=columns[4],
-                compute_seconds=columns[5], sync_seconds=columns[6], callback_seconds=columns[7],
-                samples=columns[8])
-            if columns[9][0] is not None:
-                message.correct.extend(int(value) for value in columns[9])
-            self._events.emit(steps=message)
-            for loss, record in zip(losses, records):
-                self._loss_sum += loss * record[8]
-                self._loss_samples += record[8]
-                if not math.isfinite(loss):
-                    # Kept, so that nothing goes on from here in whichever thread it was found.
-                    self._error = CrosstrainError(
-                        "NOT_FINITE", "the loss of step %d is %r: training diverged; try a smaller learning rate "
-                        "or gradient clipping" % (record[0], loss), "training.optimizer")
-                    raise self._error
-
-    def take_sums(self) -> Tuple[float, int]:
-        """Loss times samples, and samples, since the last call."""
-        with self._lock:
-            result = (self._loss_sum, self._loss_samples)
-            self._loss_sum, self._loss_samples = 0.0, 0
-            return result
-
-    def close(self) -> None:
-        """Stops the thread and writes the rest."""
-        self._stop.set()
-        self._wake.set()
-        self._thread.join()
-        if self._error is not None:
-            raise self._error
-        self.flush()

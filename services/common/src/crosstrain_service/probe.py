@@ -1,12 +1,13 @@
 """Recording what an engine computes inside a training step."""
 
-from typing import Any, Callable, Collection, Dict, Iterable, Iterator, Optional, Set, Tuple
+from typing import Any, Callable, Collection, Dict, Iterable, Iterator, List, Optional, Set, Tuple
 
 import numpy as np
 
 from crosstrain_protos.v1 import run_pb2
 
 from .engine import Arrays, Batch, Engine, Epoch, Loop, Rows
+from .parallel.team import ALONE, Team
 from .spool import SpoolReader
 
 #: What a record may hold: the part of a tensor's name before the "/", or all of it.
@@ -38,15 +39,17 @@ class SingleStep(Loop):
         self.rows = rows
         self.step = batch.step
         self.loss: Optional[float] = None
+        self.done = False
 
     def epochs(self) -> Iterator[Epoch]:
         yield _OneBatch(self.batch, self.rows)
 
     def step_done(self, loss: Any, correct: Optional[Any] = None, sync_seconds: float = 0.0,
                   copy_seconds: float = 0.0) -> None:
-        if self.loss is not None:
+        if self.done:
             raise RuntimeError("the engine reported more than one step")
-        self.loss = float(loss)
+        self.done = True
+        self.loss = None if loss is None else float(loss)
         self.step += 1
 
     def learning_rate(self, step: int) -> float:
@@ -54,29 +57,43 @@ class SingleStep(Loop):
 
 
 def record_steps(engine: Engine, batches: Iterable[Batch], wanted: Collection[int],
-                 rows: Optional[Callable[[int], Optional[Rows]]] = None) -> Iterator[
-                     Tuple[int, Dict[str, np.ndarray]]]:
+                 rows: Optional[Callable[[int], Optional[Rows]]] = None, team: Team = ALONE,
+                 whole: Optional[Iterable[Batch]] = None) -> Iterator[Tuple[int, Dict[str, np.ndarray]]]:
     """Trains on ``batches`` one after the other and yields (step, tensors) for the ``wanted`` steps.
 
     ``rows`` gives a step's batch as rows of the data set (``Feed.step_rows``), which the training step may
     use instead of the batch; what is recorded as input, and the recording pass, is always the batch.
+    With several processes all call it with the batches of their shares, and process 0, which alone yields
+    records, with the ``whole`` batches as well.
 
     Tensor names are those of ``ProbeRecorded.digest``; "loss" is the loss that the training step
     reported, "probe_loss" the loss seen by the recording pass before it.
     """
+    wholes = iter(whole) if whole is not None and team.size > 1 and team.leads else None
     for batch in batches:
+        entire = next(wholes) if wholes is not None else batch
         record: Arrays = {}
         if batch.step in wanted:
-            record = _before(engine, batch)
+            record = _before(engine, batch, entire, team)
         loop = SingleStep(batch, rows(batch.step) if rows is not None else None)
         engine.train(loop)
-        if loop.loss is None:
+        if not loop.done:
             raise RuntimeError("the engine reported no step")
         if batch.step in wanted:
-            record["loss"] = np.asarray(loop.loss, dtype=np.float64)
+            losses = [numbers for _, numbers in team.gather_arrays({}, {"loss": loop.loss, "samples": batch.samples})]
             record.update(_named("parameter_after", engine.parameters()))
             record.update(_named("state_after", engine.optimizer_state()))
-            yield batch.step, record
+            if team.leads:
+                record["loss"] = np.asarray(_mean(losses), dtype=np.float64)
+                yield batch.step, record
+
+
+def _mean(parts: List[Dict[str, Any]]) -> float:
+    """Mean loss of the whole batch from those of its shares."""
+    if len(parts) == 1:
+        return float(parts[0]["loss"])
+    counted = [part for part in parts if part["samples"]]
+    return sum(part["loss"] * part["samples"] for part in counted) / sum(part["samples"] for part in counted)
 
 
 def only(record: Arrays, groups: Collection[str]) -> Arrays:
@@ -100,20 +117,41 @@ def recorded_digests(spool: str) -> Set[str]:
                 found.add(event.probe_recorded.digest)
 
 
-def _before(engine: Engine, batch: Batch) -> Arrays:
+def _before(engine: Engine, batch: Batch, whole: Batch, team: Team) -> Arrays:
     record = {
-        "input": batch.x,
-        "labels": batch.labels,
-        "learning_rate": np.asarray(batch.learning_rate, dtype=np.float64),
+        "input": whole.x,
+        "labels": whole.labels,
+        "learning_rate": np.asarray(whole.learning_rate, dtype=np.float64),
     }
-    record.update(_named("mask", batch.masks))
+    record.update(_named("mask", whole.masks))
     record.update(_named("parameter", engine.parameters()))
     record.update(_named("state", engine.optimizer_state()))
+    record.update(_inside(engine, batch, team))
+    return record
+
+
+def _inside(engine: Engine, batch: Batch, team: Team) -> Arrays:
+    """What the recording pass sees: rows of all shares after one another, gradients added."""
     inside = engine.intermediates(batch)
-    record["probe_loss"] = np.asarray(inside.loss, dtype=np.float64)
-    record.update(_named("output", inside.outputs))
-    record.update(_named("output_grad", inside.output_gradients))
-    record.update(_named("gradient", inside.gradients))
+    local: Arrays = {}
+    if team.size == 1 or batch.samples:
+        local.update(_named("output", inside.outputs))
+        local.update(_named("output_grad", inside.output_gradients))
+    local.update(_named("gradient", inside.gradients))
+    parts = team.gather_arrays(local, {
+        "loss": None if inside.loss is None else float(inside.loss), "samples": batch.samples})
+    if not parts:
+        return {}
+    record: Arrays = {"probe_loss": np.asarray(_mean([numbers for _, numbers in parts]), dtype=np.float64)}
+    for name in parts[0][0]:
+        found = [arrays[name] for arrays, _ in parts if name in arrays]
+        if len(found) == 1:
+            record[name] = found[0]
+        elif name.startswith("gradient/"):
+            # In double precision: that the addends came from several ranks must not look like a rounding of theirs.
+            record[name] = sum(value.astype(np.float64) for value in found).astype(found[0].dtype)
+        else:
+            record[name] = np.concatenate(found)
     return record
 
 

@@ -1,6 +1,7 @@
 """The runs of a service: one child process each, queued per device, surviving restarts of the front."""
 
 import collections
+import contextlib
 import errno
 import logging
 import os
@@ -9,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from typing import Any, Callable, Deque, Dict, List, NamedTuple, Optional
+from typing import Any, Callable, Deque, Dict, Iterator, List, NamedTuple, Optional
 
 from crosstrain_protos.v1 import run_pb2
 
@@ -18,6 +19,7 @@ from .child import EXIT_ALREADY_RUNNING, EXIT_STORAGE_FULL
 from .describe import Environment
 from .errors import CrosstrainError, without_paths
 from .events import ENDED, EventLog
+from .parallel.plan import devices_of, needs_launcher
 from .rundir import RunDir, StoredRequest, body_of, start_time
 from .spool import SpoolReader, SpoolWriter
 from .training import Execution
@@ -126,6 +128,8 @@ class RunManager:
         self._records: Dict[str, RunRecord] = collections.OrderedDict()
         self._queues: Dict[str, Deque[RunRecord]] = {}
         self._executions: Dict[str, Execution] = {}
+        # One for each device: a run with several takes them in order of their names.
+        self._devices: Dict[str, threading.Lock] = collections.defaultdict(threading.Lock)
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._closed = False
@@ -289,7 +293,8 @@ class RunManager:
             # Frameworks that start on every core at once would hold up the answers of their services.
             time.sleep(_ANSWER_SECONDS)
             try:
-                self._execute(record)
+                with self._devices_of(record):
+                    self._execute(record)
             except Exception as error:  # a defect must not stop the queue
                 self._fail(record, CrosstrainError("INTERNAL", "%s: %s" % (type(error).__name__, error)))
             with self._changed:
@@ -298,6 +303,17 @@ class RunManager:
                 queue.popleft()
             if record.ended:
                 record.directory.clean()
+
+    @contextlib.contextmanager
+    def _devices_of(self, record: RunRecord) -> Iterator[None]:
+        """Holds every device that a run uses."""
+        names = devices_of(self._package, record.stored, self._executions[record.run.run_id])
+        with contextlib.ExitStack() as stack:
+            for name in sorted(names):
+                with self._lock:
+                    lock = self._devices[name]
+                stack.enter_context(lock)
+            yield
 
     def _execute(self, record: RunRecord) -> None:
         """Runs attempts until the run has ended."""
@@ -335,9 +351,13 @@ class RunManager:
         execution = self._executions[run_id]
         environment = dict(os.environ)
         environment["PYTHONHASHSEED"] = "0"
-        environment.update(self._environment(record.run.engine, execution, directory.work))
+        module = "crosstrain_service.child"
+        if needs_launcher(self._package, record.stored, execution):
+            module = "crosstrain_service.parallel.launch"  # which sets the environment of every rank
+        else:
+            environment.update(self._environment(record.run.engine, execution, directory.work))
         command = [
-            sys.executable, "-m", "crosstrain_service.child", "--run-dir", directory.path,
+            sys.executable, "-m", module, "--run-dir", directory.path,
             "--artifacts", self._artifacts, "--package", self._package, "--attempt", str(record.refresh().attempt + 1),
             "--affinity", ",".join(map(str, execution.cpu_affinity)),
         ]

@@ -111,7 +111,8 @@ class Server:
             _LOG.info("engine %s %s%s", engine.name, engine.version,
                       ": " + engine.unavailable_reason if engine.unavailable_reason else "")
         found = devices()
-        servicer = TrainingServicer(options.service, engines, found, self._runs, artifacts)
+        servicer = TrainingServicer(options.service, engines, found, self._runs, artifacts,
+                                    getattr(package, "refusal", None))
         self._server = grpc.server(futures.ThreadPoolExecutor(WORKERS, "grpc"), options=[
             ("grpc.max_receive_message_length", MAX_MESSAGE), ("grpc.max_send_message_length", MAX_MESSAGE),
             ("grpc.so_reuseport", 0)])

@@ -20,7 +20,7 @@ from .rundir import StoredRequest
 from .runs import RunManager, RunRecord
 from .spool import SpoolReader
 from .status import abort
-from .training import Execution
+from .training import Execution, Training
 
 MAX_CASES = 500
 #: A watcher looks for new events this often, seconds.
@@ -40,6 +40,10 @@ _SUPPORT = {
 }
 
 
+#: Engine, model, training, execution: why the engine cannot do this although it can do its parts; or "".
+Refusal = Callable[[str, Model, Training, Execution], str]
+
+
 def features_of(description: service_pb2.EngineDescription) -> Dict[str, Feature]:
     """The feature table of a described engine."""
     return {item.name: Feature(_SUPPORT[item.support], item.note) for item in description.features}
@@ -48,6 +52,12 @@ def features_of(description: service_pb2.EngineDescription) -> Dict[str, Feature
 def _uses_gpu(engine: service_pb2.EngineDescription) -> bool:
     feature = features_of(engine).get("device.cuda")
     return feature is not None and feature.support != capabilities.UNSUPPORTED
+
+
+def _ranks_here(request: Any) -> int:
+    """Ranks of this service in a group; 0 without one."""
+    group = request.group
+    return group.ranks[group.member] if 0 <= group.member < len(group.ranks) else 0
 
 
 def guarded(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -76,7 +86,10 @@ class TrainingServicer(service_pb2_grpc.TrainingServiceServicer):
     """``TrainingService`` over a run manager."""
 
     def __init__(self, service: str, engines: List[service_pb2.EngineDescription],
-                 devices: List[service_pb2.DeviceDescription], runs: RunManager, artifacts: ArtifactStore) -> None:
+                 devices: List[service_pb2.DeviceDescription], runs: RunManager, artifacts: ArtifactStore,
+                 refusal: Optional[Refusal] = None) -> None:
+        """``refusal``: the package's own objections, see ``engine.Engine``."""
+        self._refusal: Refusal = refusal or (lambda engine, model, training, execution: "")
         self._service = service
         self._engines = {item.name: item for item in engines}
         self._devices = devices
@@ -102,9 +115,10 @@ class TrainingServicer(service_pb2_grpc.TrainingServiceServicer):
         convert.dataset(spec.train, model, "spec.train")
         if spec.HasField("test"):
             convert.dataset(spec.test, model, "spec.test")
-        execution = self.execution(spec.execution, _uses_gpu(engine))
-        needed = self._needs_of_training(spec.training, execution, model, "spec.training")
+        execution = self.execution(spec.execution, _uses_gpu(engine), _ranks_here(request))
+        needed, training = self._needs_of_training(spec.training, execution, model, "spec.training")
         capabilities.require(engine.name, features_of(engine), needed)
+        self._check_ranks(request, engine, model, training, execution, spec.train.samples, "spec")
         if spec.training.batch_size > spec.train.samples:
             raise invalid_field("spec.training.batch_size", "%d is larger than the %d training samples"
                                 % (spec.training.batch_size, spec.train.samples))
@@ -122,6 +136,7 @@ class TrainingServicer(service_pb2_grpc.TrainingServiceServicer):
         engine = self._engine(request)
         model = convert.model(spec.model, "spec.model")
         convert.dataset(spec.test, model, "spec.test")
+        spec.execution.ClearField("parallel")  # saved weights are evaluated on one device
         execution = self.execution(spec.execution, _uses_gpu(engine))
         capabilities.require(engine.name, features_of(engine), capabilities.features_of_model(model)
                              | capabilities.features_of_execution(execution))
@@ -140,11 +155,12 @@ class TrainingServicer(service_pb2_grpc.TrainingServiceServicer):
     def Probe(self, request: service_pb2.ProbeRequest, context: Any) -> service_pb2.ProbeResponse:
         spec = request.spec
         engine = self._engine(request)
-        execution = self.execution(spec.execution, _uses_gpu(engine))
+        execution = self.execution(spec.execution, _uses_gpu(engine), _ranks_here(request))
         if not 1 <= len(spec.cases) <= MAX_CASES:
             raise invalid_field("spec.cases", "%d cases; 1 to %d are possible" % (len(spec.cases), MAX_CASES))
         names = set()
         needed = {"probe"}
+        checks: List[Tuple[Model, Training, int, str]] = []
         for index, case in enumerate(spec.cases):
             field = "spec.cases[%d]" % index
             convert.check_name(case.case_id, field + ".case_id")
@@ -164,9 +180,13 @@ class TrainingServicer(service_pb2_grpc.TrainingServiceServicer):
                     data = getattr(case, part)
                     self._artifacts.require(data.pixels_digest, "%s.%s.pixels_digest" % (field, part))
                     self._artifacts.require(data.labels_digest, "%s.%s.labels_digest" % (field, part))
-            needed |= self._needs_of_training(case.training, execution, model, field + ".training")
+            more, training = self._needs_of_training(case.training, execution, model, field + ".training")
+            needed |= more
+            checks.append((model, training, case.train.samples, field))
             self._check_weights(case.initial_weights_digest, model, field + ".initial_weights_digest")
         capabilities.require(engine.name, features_of(engine), needed)
+        for model, training, samples, field in checks:
+            self._check_ranks(request, engine, model, training, execution, samples, field)
         return service_pb2.ProbeResponse(run=self._submit(run_pb2.RUN_KIND_PROBE, request, engine, execution))
 
     @guarded
@@ -243,18 +263,23 @@ class TrainingServicer(service_pb2_grpc.TrainingServiceServicer):
                 mine -= recorded_digests(other.directory.spool)
         return service_pb2.DropRecordsResponse(freed_bytes=sum(self._artifacts.remove(digest) for digest in mine))
 
-    def execution(self, message: Any, gpu: bool) -> Execution:
-        """Execution settings; an unspecified device becomes a GPU if there is one and ``gpu`` allows it."""
+    def execution(self, message: Any, gpu: bool, here: int = 0) -> Execution:
+        """Execution settings; an unspecified device becomes a GPU if there is one and ``gpu`` allows it.
+
+        ``here``: ranks of this service, each with a GPU of its own; 0 for all ranks.
+        """
         names = [device.name for device in self._devices]
         if message.device.kind == training_pb2.DEVICE_KIND_UNSPECIFIED:
             # Noted in the request, so that the run's process and later fronts use the same.
             cuda = "cuda:%d" % message.device.index in names and gpu
             message.device.kind = training_pb2.DEVICE_KIND_CUDA if cuda else training_pb2.DEVICE_KIND_CPU
         execution = convert.execution(message, "spec.execution")
-        name = "%s:%d" % (execution.device, execution.device_index)
-        if name not in names:
-            raise CrosstrainError("UNSUPPORTED", "spec.execution.device: there is no %s here, only %s"
-                                  % (name, ", ".join(names)), "spec.execution.device")
+        count = (here or execution.parallel.ranks) if execution.device == "cuda" else 1
+        for index in range(execution.device_index, execution.device_index + count):
+            name = "%s:%d" % (execution.device, index)
+            if name not in names:
+                raise CrosstrainError("UNSUPPORTED", "spec.execution.device: there is no %s here, only %s"
+                                      % (name, ", ".join(names)), "spec.execution.device")
         return execution
 
     def _engine(self, request: Any) -> service_pb2.EngineDescription:
@@ -268,13 +293,29 @@ class TrainingServicer(service_pb2_grpc.TrainingServiceServicer):
                                   % (engine.name, engine.unavailable_reason), "engine")
         return engine
 
-    def _needs_of_training(self, message: Any, execution: Execution, model: Model, field: str) -> Set[str]:
+    def _needs_of_training(self, message: Any, execution: Execution, model: Model, field: str) -> Tuple[
+            Set[str], Training]:
         rates = self._artifacts.array(
             convert.check_digest(message.learning_rates_digest, field + ".learning_rates_digest"),
             field + ".learning_rates_digest")
         training = convert.training(message, rates, execution.native, field)
         return (capabilities.features_of_model(model) | capabilities.features_of_training(training)
-                | capabilities.features_of_execution(execution))
+                | capabilities.features_of_execution(execution)
+                | capabilities.features_of_both(model, execution)), training
+
+    def _check_ranks(self, request: Any, engine: service_pb2.EngineDescription, model: Model, training: Training,
+                     execution: Execution, samples: int, field: str) -> None:
+        """What ranks need beyond declared features. Raises ``INVALID_FIELD``, ``UNSUPPORTED``."""
+        parallel = execution.parallel
+        if request.HasField("group"):
+            convert.group(request.group, parallel, "group")
+            capabilities.require(engine.name, features_of(engine), {"parallel.hosts"})
+        if parallel.data > training.batch_size:
+            raise invalid_field("spec.execution.parallel.data", "%d ranks cannot share batches of %d samples (%d in "
+                                "all): every rank needs at least one" % (parallel.data, training.batch_size, samples))
+        refusal = self._refusal(engine.name, model, training, execution)
+        if refusal:
+            raise CrosstrainError("UNSUPPORTED", "engine %s does not support: %s" % (engine.name, refusal), field)
 
     def _check_weights(self, digest: str, model: Model, field: str) -> None:
         convert.check_digest(digest, field)

@@ -2,10 +2,11 @@
 
 import dataclasses
 import io
+import math
 import signal
 import threading
 import time
-from typing import Any, Callable, Dict, NamedTuple, Optional, Tuple, Type
+from typing import Any, Callable, Dict, Iterator, NamedTuple, Optional, Tuple, Type
 
 import numpy as np
 
@@ -15,15 +16,17 @@ from . import convert, evaluation, fingerprint, gpu, weights
 from .artifacts import ArtifactStore
 from .checkpoint import CheckpointStore, Position
 from .data import Feed, Samples
-from .engine import Arrays, Engine
+from .engine import Arrays, Batch, Engine
 from .errors import CrosstrainError, invalid_field, without_paths
 from .events import EventLog
 from .loop import TrainingLoop
 from .model import BatchNorm, Model
+from .parallel.plan import of_process
+from .parallel.team import ALONE, Team
 from .probe import only, record_steps
 from .rundir import StoredRequest
 from .telemetry import Telemetry
-from .training import Execution, Training
+from .training import Execution, Parallel, Ranks, Training
 
 
 class Work(NamedTuple):
@@ -36,6 +39,10 @@ class Work(NamedTuple):
     checkpoints: CheckpointStore
     resume: Optional[Tuple[Position, Arrays, str]]
     import_seconds: float
+    ranks: Ranks = Ranks()
+    #: How training is spread in this attempt, where several processes train together; else as asked for.
+    parallel: Optional[Parallel] = None
+    team: Team = ALONE
 
 
 def train(work: Work) -> None:
@@ -47,15 +54,18 @@ def train(work: Work) -> None:
     dtype = _dtype(execution)
     samples = Samples(work.artifacts, spec.train, "train")
     test = Samples(work.artifacts, spec.test, "test") if spec.HasField("test") else None
-    feed = Feed(samples, model, training, dtype)
+    team = work.team
+    feed = Feed(samples, model, training, dtype, team.share, team.shares)
     begin = time.perf_counter()
-    telemetry = Telemetry(work.events, gpu.meter(execution.device, execution.device_index))
+    telemetry = Telemetry(work.events, gpu.meter(execution.device, execution.device_index),
+                          execution.ranks.local_size > 1)
     telemetry.start()
     engine = work.engine(model, training, execution)
     position = Position()
-    if work.resume is not None:
-        position = work.resume[0]
-        engine.load_state(work.resume[1])
+    resume = _shared(team, work.resume)
+    if resume is not None:
+        position = resume[0]
+        engine.load_state(resume[1])
     else:
         engine.load_parameters(_initial(work.artifacts, spec.initial_weights_digest, model)[0])
     built = time.perf_counter() - begin
@@ -73,10 +83,11 @@ def train(work: Work) -> None:
         "training.drop_last": str(training.drop_last).lower(),
         "training.keep_order": str(training.keep_order).lower(),
         "training.early_stopping": _stopping(training),
+        **_parallel(execution),
     })
     work.events.emit(setup_done=run_pb2.SetupDone(import_seconds=work.import_seconds, build_seconds=built))
     loop = TrainingLoop(engine, model, training, execution, feed, samples, test, dtype, work.events,
-                        work.checkpoints, position)
+                        work.checkpoints, position, team)
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGUSR1, lambda number, frame: loop.request_checkpoint())
     try:
@@ -88,6 +99,13 @@ def train(work: Work) -> None:
         loop.refresh_statistics()
     tensors = dict(engine.parameters())
     tensors.update(engine.statistics())
+    reduced = engine.reduced_bytes()
+    steps = max(1, loop.step - position.next_step)
+    shares = [float(part) for part in team.gather(repr(float("nan" if reduced is None else reduced / steps)).encode())]
+    if not team.leads:
+        telemetry.stop()
+        engine.close()
+        return
     digest = work.artifacts.put(weights.to_bytes(tensors, {"model": model.name}))
     telemetry.stop()
     sample = telemetry.sample()
@@ -99,9 +117,33 @@ def train(work: Work) -> None:
         train_seconds=loop.position.train_seconds, first_step_seconds=loop.first_step_seconds,
         test_accuracy=loop.position.test_accuracy, test_loss=loop.position.test_loss,
         stopped_early=loop.position.stopped_early, resources=sample,
-        gpu_utilization_median_percent=telemetry.utilization_median())
+        gpu_utilization_median_percent=telemetry.utilization_median(), ranks=execution.parallel.ranks)
+    if execution.parallel.ranks > 1 and all(math.isfinite(value) for value in shares):
+        result.reduced_bytes_per_step = sum(shares) / len(shares)
     engine.close()
     work.events.emit(result=result)
+
+
+def _parallel(execution: Execution) -> Dict[str, str]:
+    """How training is spread, as facts; nothing with one rank."""
+    parallel = execution.parallel
+    if parallel.ranks == 1:
+        return {}
+    facts = {"parallel." + name: str(value) for name, value in dataclasses.asdict(parallel).items()}
+    facts["parallel.processes"] = str(execution.ranks.size)
+    facts["parallel.members"] = str(execution.ranks.members)
+    return facts
+
+
+def _shared(team: Team, resume: Optional[Tuple[Position, Arrays, str]]) -> Optional[Tuple[Position, Arrays, str]]:
+    """The checkpoint that process 0 has found, for all processes: another host has none, or an older one."""
+    if team.size == 1:
+        return resume
+    position = team.tell_json(resume[0]._asdict() if resume is not None else None)
+    if position is None:
+        return None
+    said = team.tell(weights.to_bytes(resume[1]) if resume is not None and team.leads else None)
+    return Position(**position), weights.from_bytes(said)[0], ""
 
 
 def _stopping(training: Training) -> str:
@@ -116,7 +158,7 @@ def _stopping(training: Training) -> str:
 def evaluate(work: Work) -> None:
     """Evaluates every given set of weights on one data set."""
     spec = work.stored.request.spec
-    execution = _execution(work, spec.execution)
+    execution = dataclasses.replace(_execution(work, spec.execution), parallel=Parallel())
     model = convert.model(spec.model)
     samples = Samples(work.artifacts, spec.test, "test")
     engine = work.engine(model, _idle_training(), execution)
@@ -157,9 +199,13 @@ def probe(work: Work) -> None:
                 work.events.emit(probe_recorded=run_pb2.ProbeRecorded(case_id=case.case_id, step=step, digest=digest))
         except CrosstrainError as error:
             failure = error
+            if work.team.size > 1:
+                raise  # the other processes would wait for this one
         except OSError:
             raise
         except Exception as error:  # whatever a framework raises belongs to the case
+            if work.team.size > 1:
+                raise
             failure = CrosstrainError(
                 "ENGINE_FAILED", without_paths("%s: %s" % (type(error).__name__, str(error)[:1000])))
         else:
@@ -173,35 +219,46 @@ def _probe_case(work: Work, case: run_pb2.ProbeCase, execution: Execution) -> An
     training = _training(work.artifacts, case.training, execution)
     dtype = _dtype(execution)
     samples = Samples(work.artifacts, case.train, "train")
-    feed = Feed(samples, model, training, dtype)
+    team = work.team
+    feed = Feed(samples, model, training, dtype, team.share, team.shares)
+    whole = Feed(samples, model, training, dtype) if team.size > 1 and team.leads else feed
     for step in case.steps:
         if not 0 <= step < feed.total_steps:
             raise invalid_field("steps", "step %d is not within 0 to %d" % (step, feed.total_steps - 1))
     engine = work.engine(model, training, execution)
     engine.load_parameters(_initial(work.artifacts, case.initial_weights_digest, model)[0])
 
-    def batches() -> Any:
-        remaining, epoch = feed.total_steps, 0
-        while remaining > 0:
-            count = min(remaining, feed.steps_per_epoch)
-            yield from feed.batches(epoch, 0, count)
-            remaining, epoch = remaining - count, epoch + 1
-
-    for step, tensors in record_steps(engine, batches(), set(case.steps), feed.step_rows):
+    for step, tensors in record_steps(engine, _all_batches(feed), set(case.steps), feed.step_rows, team,
+                                      _all_batches(whole)):
         yield step, tensors, engine
     if case.HasField("test"):
         test = Samples(work.artifacts, case.test, "test")
         if model.layers_of(BatchNorm) and not execution.native:
             engine.load_statistics(evaluation.population_statistics(
-                engine, model, samples, feed.rows, training.batch_size, dtype))
-        tensors = {"logits": evaluation.logits(engine, test, np.arange(len(test)), dtype)}
-        tensors.update(("statistic/" + name, value) for name, value in engine.statistics().items())
-        yield -1, tensors, engine
+                engine, model, samples, feed.rows, training.batch_size, dtype, team))
+        logits = evaluation.whole_logits(engine, test, np.arange(len(test)), dtype, team)
+        statistics = engine.statistics()
+        if logits is not None:
+            tensors = {"logits": logits}
+            tensors.update(("statistic/" + name, value) for name, value in statistics.items())
+            yield -1, tensors, engine
     engine.close()
+
+
+def _all_batches(feed: Feed) -> Iterator[Batch]:
+    """The batches of all epochs."""
+    remaining, epoch = feed.total_steps, 0
+    while remaining > 0:
+        count = min(remaining, feed.steps_per_epoch)
+        yield from feed.batches(epoch, 0, count)
+        remaining, epoch = remaining - count, epoch + 1
 
 
 def _execution(work: Work, message: training_pb2.Execution) -> Execution:
     execution = convert.execution(message)
+    if work.parallel is not None:
+        execution = dataclasses.replace(execution, parallel=work.parallel)
+    execution = of_process(execution, work.ranks, bool(message.intra_threads))
     if not execution.precision:
         execution = dataclasses.replace(execution, precision=work.engine.default_precision)
     return execution

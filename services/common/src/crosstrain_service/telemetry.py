@@ -4,6 +4,7 @@ Memory has one definition for every engine: peak resident memory of the child pr
 its ranks, with the value after the framework was imported beside it.
 """
 
+import os
 import statistics
 import threading
 from typing import List, Optional
@@ -35,10 +36,12 @@ def peak_resident_bytes() -> int:
 class Telemetry:
     """Samples until it is stopped and reports through the run's events."""
 
-    def __init__(self, events: EventLog, gpu: Optional[GpuMeter] = None) -> None:
+    def __init__(self, events: EventLog, gpu: Optional[GpuMeter] = None, ranks: bool = False) -> None:
+        """``ranks``: other ranks are processes beside this one, under the same launcher."""
         self._events = events
         self._gpu = gpu
         self._process = psutil.Process()
+        self._root = psutil.Process(os.getppid()) if ranks else self._process
         self._after_import = 0
         self._peak = 0
         self._ranks_peak = 0
@@ -71,9 +74,10 @@ class Telemetry:
         ranks = 0
         pids = [self._process.pid]
         try:
-            children = self._process.children(recursive=True)
+            children = self._root.children(recursive=True)
         except (psutil.Error, OSError):  # a process that ends while the list is made
             children = []
+        children = [child for child in children if child.pid != self._process.pid]
         for child in children:
             try:
                 ranks += child.memory_info().rss

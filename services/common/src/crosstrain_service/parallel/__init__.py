@@ -1,1 +1,1 @@
-"""Several processes that train together: shares, the launcher that starts and watches them, the channel between them."""
+"""Several processes that train together: shares, the launcher that starts and watches them, their channel."""

@@ -1,0 +1,110 @@
+"""The reference engine, data parallel: rank 0 adds the gradients of all over TCP, as frameworks do by their own means."""
+
+import os
+import signal
+import time
+from multiprocessing.connection import Client, Listener
+
+import numpy as np
+
+from crosstrain_reference.engine import ReferenceEngine
+from crosstrain_service.capabilities import EXACT, Feature
+from crosstrain_service.engine import EngineInfo, Intermediates
+
+KEY = b"of the test"
+
+
+class RanksEngine(ReferenceEngine):
+    """Takes 10 ms more per step, so that a run can be interrupted."""
+
+    name = "ranks"
+
+    @classmethod
+    def info(cls):
+        known = super().info()
+        features = dict(known.features)
+        for name in ("parallel.data", "parallel.native", "parallel.hosts"):
+            features[name] = Feature(EXACT)
+        return EngineInfo(cls.name, known.version, features, known.libraries)
+
+    def __init__(self, model, training, execution):
+        super().__init__(model, training, execution)
+        self._ranks = ranks = execution.ranks
+        assert os.environ["TEST_RANK"] == str(ranks.rank)
+        self._peers = []
+        self._reduced = 0
+        if ranks.size > 1:
+            address = (ranks.hosts[0], ranks.ports[0])
+            if ranks.rank == 0:
+                with Listener(address, backlog=8, authkey=KEY) as listener:
+                    self._peers = [listener.accept() for _ in range(ranks.size - 1)]
+            else:
+                deadline = time.time() + 30
+                while not self._peers:
+                    try:
+                        self._peers = [Client(address, authkey=KEY)]
+                    except ConnectionError:
+                        assert time.time() < deadline
+                        time.sleep(0.02)
+
+    def _summed(self, array):
+        """The sum over all ranks."""
+        if self._ranks.rank == 0:
+            for peer in self._peers:
+                array = array + np.frombuffer(peer.recv_bytes(), array.dtype).reshape(array.shape)
+            for peer in self._peers:
+                peer.send_bytes(array.tobytes())
+            return array
+        self._peers[0].send_bytes(array.tobytes())
+        return np.frombuffer(self._peers[0].recv_bytes(), array.dtype).reshape(array.shape)
+
+    def _step(self, batch):
+        time.sleep(0.01)
+        result = self._network.loss_and_gradients(batch.x, batch.labels, self._parameters, batch.masks)
+        gradients = {name: value * batch.part for name, value in result.gradients.items()}
+        if self._ranks.size > 1:
+            gradients = {name: self._summed(value) for name, value in gradients.items()}
+            self._reduced += sum(value.nbytes for value in gradients.values())
+        self._updates += 1
+        self._parameters, self._state = self._optimizer.update(
+            self._parameters, gradients, self._state, batch.learning_rate, self._updates)
+        return float(result.loss)
+
+    def intermediates(self, batch):
+        found = super().intermediates(batch)
+
+        def part(arrays):
+            return {name: value * batch.part for name, value in arrays.items()}
+
+        return Intermediates(found.loss, found.outputs, part(found.output_gradients), part(found.gradients))
+
+    def reduced_bytes(self):
+        return self._reduced
+
+
+class OneProcessEngine(RanksEngine):
+    """Drives all ranks of a host from one process."""
+
+    name = "one-process"
+
+
+class RaisingEngine(RanksEngine):
+    """Rank 1 raises at step 3."""
+
+    name = "raising-rank"
+
+    def _step(self, batch):
+        if batch.step == 3 and self._ranks.rank == 1:
+            raise RuntimeError("kernel image is invalid")
+        return super()._step(batch)
+
+
+class KilledEngine(RanksEngine):
+    """Rank 1 is killed at step 7 of the first attempt."""
+
+    name = "killed-rank"
+
+    def _step(self, batch):
+        if batch.step == 7 and self._ranks.rank == 1 and self._ranks.size == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super()._step(batch)
