@@ -52,11 +52,14 @@ class Database:
             self.engine = create_engine(parsed, pool_size=16, max_overflow=64)
             _configure_sqlite(self.engine)
         else:
-            # A server that accepts connections and says nothing would be waited for without end.
-            patience = {} if "connect_timeout" in parsed.query else {"connect_timeout": CONNECT_TIMEOUT_SECONDS}
-            self.engine = create_engine(
-                parsed, pool_size=16, max_overflow=64, pool_pre_ping=True, connect_args=patience
-            )
+            defaults: dict[str, Any] = {
+                # A server that accepts connections and says nothing would be waited for without end.
+                "connect_timeout": CONNECT_TIMEOUT_SECONDS,
+                # A database without an encoding would give bytes.
+                "client_encoding": "utf8",
+            }
+            missing = {name: value for name, value in defaults.items() if name not in parsed.query}
+            self.engine = create_engine(parsed, pool_size=16, max_overflow=64, pool_pre_ping=True, connect_args=missing)
         # SQLite has one writer at a time: waiting here is fair, its busy handler polls.
         self._writer = threading.RLock()
 
