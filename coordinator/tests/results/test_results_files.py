@@ -81,7 +81,7 @@ def test_the_name_of_a_file_follows_the_pattern() -> None:
 
 def test_steps_parquet_has_one_row_per_step_and_run(results: Path) -> None:
     table = pq.read_table(results / "steps.parquet")
-    expected = {"engine", "version", "repeat", "step", "epoch", "loss", "learning_rate", "step_seconds",
+    expected = {"engine", "version", "variant", "repeat", "step", "epoch", "loss", "learning_rate", "step_seconds",
                 "data_seconds", "copy_seconds", "compute_seconds", "sync_seconds", "callback_seconds", "samples",
                 "run_id"}  # fmt: skip
     assert set(table.column_names) == expected

@@ -175,6 +175,9 @@ def describe(run: RunRecord, total: int) -> str:
         parts += [f"{speed} samples/s"] if speed else []
         if run.epochs and run.epochs[-1].HasField("test_accuracy"):
             parts.append(f"test accuracy {100.0 * run.epochs[-1].test_accuracy:.2f} %")
+    share = run.sync_share()
+    if share is not None and run.state == run_pb2.RUN_STATE_RUNNING:
+        parts.append(f"{100.0 * share:.0f} % of the time waiting for other ranks")
     if left and run.state == run_pb2.RUN_STATE_RUNNING and run.last_step + 1 < total:
         parts.append(f"{left} left")
     return ", ".join(parts)

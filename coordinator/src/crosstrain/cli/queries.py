@@ -8,6 +8,7 @@ from typing import Any
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
+from crosstrain.labels import run_label
 from crosstrain.results.names import error_reason, job_state, run_purpose, run_state, verdict_name
 from crosstrain.results.tables import moment
 from crosstrain_protos.v1 import coordinator_pb2, service_pb2
@@ -52,7 +53,7 @@ def show(output: Output, job_id: str, coordinator: str, state_dir: Path | None) 
         (
             record.run.run_id,
             run_purpose(record.run.kind, record.purpose),
-            f"{record.run.engine}@{record.run.engine_version}",
+            run_label(record),
             record.repeat,
             run_state(record.run.state),
             record.run.error.message if record.run.HasField("error") else "",
@@ -126,6 +127,7 @@ def job_json(job: coordinator_pb2.Job) -> dict[str, Any]:
                 "kind": run_purpose(record.run.kind, record.purpose),
                 "engine": record.run.engine,
                 "version": record.run.engine_version,
+                "variant": record.variant,
                 "repeat": record.repeat,
                 "state": run_state(record.run.state),
                 "error": record.run.error.message if record.run.HasField("error") else None,

@@ -82,10 +82,10 @@ def comparison_table(output: Output, results: Results) -> None:
     output.table("", _HEADER, [_row(run) for run in runs], "lrrrrrr")
     if not results.differences:
         return
-    distances = {(item.engine, item.version, item.repeat): item for item in results.differences}
+    distances = {(item.label, item.repeat): item for item in results.differences}
     rows = []
     for run in runs:
-        item = distances.get((run.engine, run.version, run.repeat))
+        item = distances.get((run.label, run.repeat))
         if item is not None:
             first = "none" if item.first_above is None else f"step {item.first_above}"
             rows.append([_name(run), _scientific(item.early), _scientific(item.largest), first])

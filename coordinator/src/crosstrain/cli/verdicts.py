@@ -8,9 +8,11 @@ from typing import Any
 
 from crosstrain.client import Client
 from crosstrain.compare.verdict import read_verdict
+from crosstrain.labels import engine_label, run_label
 from crosstrain.results import JobRecord, Results, write_results
 from crosstrain.results.cross_evaluation import CrossEvaluation
 from crosstrain.results.names import error_reason
+from crosstrain.spec import EngineEntry, parse_entry
 from crosstrain_protos.v1 import coordinator_pb2, run_pb2
 from crosstrain_service.errors import CrosstrainError
 
@@ -204,8 +206,15 @@ def find_runs(client: Client, first: str, second: str) -> tuple[str, str]:
 
 
 def _candidates(client: Client, given: str) -> dict[str, str]:
-    """Runs that a name may mean, by engine@version: training runs of repeat 0, else probes."""
+    """Runs that a name may mean, by label: training runs of repeat 0, else probes.
+
+    A name without brackets means the run without them, if there is one.
+    """
     job_id, _, engine = given.partition("/")
+    try:
+        entry = parse_entry(engine) if engine else EngineEntry("")
+    except ValueError as error:
+        raise CommandError(f"{given}: {error}") from None
     try:
         job = client.get_job(job_id)
     except CrosstrainError as error:
@@ -218,11 +227,13 @@ def _candidates(client: Client, given: str) -> dict[str, str]:
             purposes = (coordinator_pb2.RUN_PURPOSE_TRAIN, coordinator_pb2.RUN_PURPOSE_PROBE)
             if record.run.kind != kind or record.repeat or record.purpose not in purposes:
                 continue
-            label = f"{record.run.engine}@{record.run.engine_version}"
-            if not engine or engine in (label, record.run.engine) or label.startswith(engine):
-                found[label] = record.run.run_id
+            plain = engine_label(record.run.engine, record.run.engine_version)
+            fits = not engine or entry.base in (plain, record.run.engine) or plain.startswith(entry.base)
+            if fits and (not entry.settings or entry.variant == record.variant):
+                found[run_label(record)] = record.run.run_id
+        plain_ones = {label: run_id for label, run_id in found.items() if not label.endswith("]")}
         if found:
-            return found
+            return plain_ones if engine and plain_ones else found
     return found
 
 

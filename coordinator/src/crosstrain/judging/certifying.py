@@ -10,6 +10,7 @@ import numpy as np
 from crosstrain.compare.causes import Cause, explain
 from crosstrain.compare.certificate import Certificate, Check, NotComparable, certify
 from crosstrain.compare.verdict import CauseEvidence, CertificateEvidence, CheckEvidence, Failure, Worst
+from crosstrain.labels import engine_label
 from crosstrain_protos.v1 import run_pb2, training_pb2
 from crosstrain_service.errors import CrosstrainError
 
@@ -36,7 +37,7 @@ def certify_run(reader: Reader, run_id: str) -> str:
     causes: list[CauseEvidence] = []
     failures: list[Failure] = []
     tensors: dict[str, str] = {}
-    label = f"{row.engine}@{row.engine_version}"
+    label = engine_label(row.engine, row.engine_version, row.variant)
     for case in request.spec.cases:
         try:
             records = _records(reader, recorded, case)

@@ -1,4 +1,4 @@
-"""The first decision that an engine and the reference engine take differently, from the steps both recorded."""
+"""The first decision that an engine and the one it is compared with take differently, from the steps both recorded."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from crosstrain.compare.certificate import NotComparable
 from crosstrain.compare.freerun.flips import Flip, first_flip_of_runs
 from crosstrain.compare.numerics import bounds
 from crosstrain.compare.verdict import UnreadableVerdict, read_verdict
+from crosstrain.labels import run_label
 from crosstrain_protos.v1 import coordinator_pb2, run_pb2
 from crosstrain_service import convert
 from crosstrain_service.errors import CrosstrainError
@@ -13,17 +14,16 @@ from crosstrain_service.errors import CrosstrainError
 from .reading import Reader, probe_request
 
 
-def first_flip_of(
-    reader: Reader, job: coordinator_pb2.Job, trained: coordinator_pb2.JobRun, reference: str
-) -> Flip | None:
-    """The first flip in the steps that both recorded; None if there is none or nothing was recorded.
+def first_flip_of(reader: Reader, job: coordinator_pb2.Job, label: str, reference: str) -> Flip | None:
+    """The first flip of one engine against another in the steps that both recorded; None if there is none or nothing
+    was recorded. Both are given by label.
 
     Raises:
         CrosstrainError: a record is missing or damaged.
     """
-    own = _flip_run(job, trained.run.engine, trained.run.engine_version)
-    other = _flip_run(job, reference, "")
-    if own is None or other is None or own.run.run_id == other.run.run_id:
+    runs = _flip_runs(job)
+    own, other = runs.get(label), runs.get(reference)
+    if own is None or other is None or label == reference:
         return None
     case = probe_request(reader.row(own.run.run_id)).spec.cases[0]
     network = bounds.network_of(convert.model(case.model))
@@ -67,15 +67,10 @@ def flip_in_document(reader: Reader, job: coordinator_pb2.Job, label: str) -> Fl
     return None
 
 
-def _flip_run(job: coordinator_pb2.Job, engine: str, version: str) -> coordinator_pb2.JobRun | None:
-    return next(
-        (
-            record
-            for record in job.runs
-            if record.purpose == coordinator_pb2.RUN_PURPOSE_FLIP
-            and record.run.state == run_pb2.RUN_STATE_SUCCEEDED
-            and record.run.engine == engine
-            and version in ("", record.run.engine_version)
-        ),
-        None,
-    )
+def _flip_runs(job: coordinator_pb2.Job) -> dict[str, coordinator_pb2.JobRun]:
+    """Flip probes that succeeded, by label."""
+    return {
+        run_label(record): record
+        for record in job.runs
+        if record.purpose == coordinator_pb2.RUN_PURPOSE_FLIP and record.run.state == run_pb2.RUN_STATE_SUCCEEDED
+    }

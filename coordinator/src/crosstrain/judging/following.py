@@ -2,9 +2,10 @@
 
 - The envelope: ``verdict.envelope`` training runs of the fastest engine whose checks all hold, from initial
   parameters moved by one unit in the last place. Fastest means the smallest median step time measured in this job.
-- Decision flips: where an engine's losses depart from those of the reference engine, both record the last steps
-  before that again, to find the first decision that they take differently. Only a few engines, the earliest to
-  depart first, and only as long as repeating the steps and keeping the records stays cheap.
+- Decision flips: where an engine's losses depart from those of the reference engine (without one: of the first
+  engine whose checks hold), both record the last steps before that again, to find the first decision that they take
+  differently. Only a few engines, the earliest to depart first, and only as long as repeating the steps and keeping
+  the records stays cheap.
 - Other seeds: with ``verdict.seeds`` above 1 every engine trains with each of them, for the test whether final
   accuracies are equivalent. It compares the engines seed by seed, so all get the same ones.
 """
@@ -20,6 +21,7 @@ import numpy as np
 from crosstrain import spec as documents
 from crosstrain.compare.freerun.perturbation import perturb
 from crosstrain.compare.freerun.traces import difference
+from crosstrain.labels import rank_count, run_label
 from crosstrain.purposes import is_training
 from crosstrain_protos.v1 import coordinator_pb2, run_pb2, service_pb2
 from crosstrain_service import convert, weights
@@ -122,9 +124,19 @@ def fastest_certified(trained: Sequence[Trained]) -> Trained | None:
     return trained[min(known)[1]] if known else None
 
 
+def base_of(trained: Sequence[Trained]) -> Trained | None:
+    """The run that the others are compared with: that of the reference engine, else the first whose checks hold, on
+    one rank rather than on several. None if there is none of these.
+    """
+    reference = [item for item in trained if item.record.run.engine == REFERENCE]
+    certified = [item for item in trained if item.certified]
+    alone = [item for item in certified if rank_count(item.record) == 1]
+    return next(iter([*reference, *alone, *certified]), None)
+
+
 def flips(reader: Reader, trained: Sequence[Trained]) -> dict[str, list[int]]:
-    """Steps to record by run: windows before the departures, and in the reference all of these steps."""
-    reference = next((item for item in trained if item.record.run.engine == REFERENCE), None)
+    """Steps to record by run: windows before the departures, and in the run compared with all of these steps."""
+    reference = base_of(trained)
     if reference is None:
         return {}
     departed = []
@@ -183,13 +195,13 @@ def _trained(reader: Reader, job: coordinator_pb2.Job, record: coordinator_pb2.J
 
 def probe_of(job: coordinator_pb2.Job, record: coordinator_pb2.JobRun) -> coordinator_pb2.JobRun | None:
     """The probe of a run's engine in the same job."""
-    key = (record.run.engine, record.run.engine_version)
+    label = run_label(record)
     return next(
         (
             other
             for other in job.runs
             if other.purpose == coordinator_pb2.RUN_PURPOSE_PROBE
-            and (other.run.engine, other.run.engine_version) == key
+            and run_label(other) == label
         ),
         None,
     )

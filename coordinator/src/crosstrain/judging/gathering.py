@@ -6,16 +6,16 @@ What is missing or damaged is named and left out: it says nothing about an engin
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 import numpy as np
 
 from crosstrain import spec as documents
-from crosstrain.compare.freerun.flips import Flip
 from crosstrain.compare.freerun.traces import LossTrace
 from crosstrain.compare.verdict import EngineEvidence, EnvelopeEvidence, Evidence, Failure
+from crosstrain.labels import rank_count, run_label
 from crosstrain.purposes import is_training
 from crosstrain_protos.v1 import coordinator_pb2, run_pb2, service_pb2
 from crosstrain_service.errors import CrosstrainError
@@ -38,11 +38,13 @@ class Gathering:
     failures: list[Failure] = field(default_factory=list)
 
     def engines(self) -> list[EngineEvidence]:
-        """One entry per engine of the job, in the order of its runs."""
-        groups: dict[tuple[str, str], list[coordinator_pb2.JobRun]] = {}
+        """One entry per engine of the job and way of spreading it, in the order of its runs."""
+        groups: dict[str, list[coordinator_pb2.JobRun]] = {}
         for record in self.job.runs:
-            groups.setdefault((record.run.engine, record.run.engine_version), []).append(record)
-        return [self._engine(records) for records in groups.values()]
+            groups.setdefault(run_label(record), []).append(record)
+        engines = [self._engine(records) for records in groups.values()]
+        base = base_of(engines)
+        return engines if base is None else [self._with_flip(engine, base) for engine in engines]
 
     def envelope(self, engines: Sequence[EngineEvidence]) -> EnvelopeEvidence | None:
         """The perturbed runs with the run that they are perturbed from; None without any."""
@@ -51,7 +53,7 @@ class Gathering:
         self.failures += [self._failed(record, "envelope run") for record in runs if record not in done]
         if not done:
             return None
-        label = label_of(done[0])
+        label = run_label(done[0])
         base = next((engine for engine in engines if engine.label == label and engine.trace is not None), None)
         if base is None or base.trace is None:
             return None
@@ -62,20 +64,31 @@ class Gathering:
         """The evidence of a single run, with that of its engine's probe in the same job."""
         probe = record if record.run.kind == run_pb2.RUN_KIND_PROBE else probe_of(self.job, record)
         trained = [record] if record.run.kind == run_pb2.RUN_KIND_TRAIN else []
-        return self._evidence(record, probe, trained, label, self._earlier_flip)
+        found = self._evidence(record, probe, trained, label)
+        if not trained:
+            return found
+        try:
+            return dataclasses.replace(found, flip=flip_in_document(self.reader, self.job, run_label(record)))
+        except CrosstrainError as error:
+            self.failures.append(Failure(f"{label}, decision flips", error.message))
+            return found
 
     def _engine(self, records: Sequence[coordinator_pb2.JobRun]) -> EngineEvidence:
         trained = [record for record in records if is_training(record)]
         probe = probe_of(self.job, records[0])
         done = [record for record in trained if record.run.state == _SUCCEEDED]
         self.failures += [self._failed(record, "training") for record in trained if record not in done]
-        return self._evidence(records[0], probe, done, label_of(records[0]), self._flip)
+        return self._evidence(records[0], probe, done, run_label(records[0]))
 
-    def _flip(self, trained: coordinator_pb2.JobRun) -> Flip | None:
-        return first_flip_of(self.reader, self.job, trained, REFERENCE)
-
-    def _earlier_flip(self, trained: coordinator_pb2.JobRun) -> Flip | None:
-        return flip_in_document(self.reader, self.job, label_of(trained))
+    def _with_flip(self, engine: EngineEvidence, base: EngineEvidence) -> EngineEvidence:
+        """With the first decision that an engine took differently than the base, if both recorded the step."""
+        if engine is base or engine.trace is None:
+            return engine
+        try:
+            return dataclasses.replace(engine, flip=first_flip_of(self.reader, self.job, engine.label, base.label))
+        except CrosstrainError as error:
+            self.failures.append(Failure(f"{engine.label}, decision flips", error.message))
+            return engine
 
     def _evidence(
         self,
@@ -83,7 +96,6 @@ class Gathering:
         probe: coordinator_pb2.JobRun | None,
         trained: Sequence[coordinator_pb2.JobRun],
         label: str,
-        find_flip: Callable[[coordinator_pb2.JobRun], Flip | None],
     ) -> EngineEvidence:
         certificate, reason = self._certificate(probe)
         tensors = dict(certificate.tensors) if certificate else {}
@@ -100,12 +112,6 @@ class Gathering:
                     accuracy = record.result.test_accuracy
         if not trained and probe is not None:
             facts = self.reader.recorded(probe.run.run_id).facts
-        flip = None
-        if trained:
-            try:
-                flip = find_flip(trained[0])
-            except CrosstrainError as error:
-                self.failures.append(Failure(f"{label}, decision flips", error.message))
         spec = documents.parse_document(self.job.document)
         return EngineEvidence(
             engine=first.run.engine,
@@ -118,19 +124,19 @@ class Gathering:
             causes=certificate.causes if certificate else (),
             trace=traces[0] if traces else None,
             repeats=tuple(traces[1:]),
-            flip=flip,
             tensors=tensors,
             facts=facts,
             asked=asked(self.job, spec),
             test_accuracy=accuracy,
             accuracies=self._accuracies(first, spec.training.seed, accuracy),
+            ranks=rank_count(first),
         )
 
     def _accuracies(self, first: coordinator_pb2.JobRun, seed: int, accuracy: float | None) -> dict[int, float]:
         """Final test accuracies of an engine by seed; a run with another seed that failed is named."""
         found = {} if accuracy is None else {seed: accuracy}
         for record in self.job.runs:
-            if record.purpose != coordinator_pb2.RUN_PURPOSE_SEED or label_of(record) != label_of(first):
+            if record.purpose != coordinator_pb2.RUN_PURPOSE_SEED or run_label(record) != run_label(first):
                 continue
             if record.run.state != _SUCCEEDED:
                 self.failures.append(self._failed(record, "run with another seed"))
@@ -142,7 +148,7 @@ class Gathering:
     def _certificate(self, probe: coordinator_pb2.JobRun | None) -> tuple[StoredCertificate | None, str]:
         if probe is None:
             return None, "it was not probed: the job asked for no probes, or the engine records none"
-        name = f"the probe of {label_of(probe)}"
+        name = f"the probe of {run_label(probe)}"
         if probe.HasField("certificate_error") or not probe.certificate_digest:
             reason = probe.certificate_error.message or "it has not been checked"
             self.failures.append(Failure(name, reason))
@@ -159,7 +165,7 @@ class Gathering:
 
     def _failed(self, record: coordinator_pb2.JobRun, what: str) -> Failure:
         reason = record.run.error.message or "it was cancelled"
-        return Failure(f"{what} of {label_of(record)}", reason)
+        return Failure(f"{what} of {run_label(record)}", reason)
 
 
 def job_evidence(reader: Reader, job_id: str) -> Evidence:
@@ -187,12 +193,13 @@ def job_evidence(reader: Reader, job_id: str) -> Evidence:
 
 def base_of(engines: Sequence[EngineEvidence]) -> EngineEvidence | None:
     """The engine whose training run the others are compared with: the reference engine if it was trained, else
-    the first one whose checks hold, else the first one.
+    the first one whose checks hold (on one rank rather than on several), else the first one.
     """
     trained = [engine for engine in engines if engine.trace is not None]
     certified = [engine for engine in trained if engine.possible and not engine.failed]
     reference = [engine for engine in trained if engine.engine == REFERENCE]
-    return next(iter([*reference, *certified, *trained]), None)
+    alone = [engine for engine in certified if engine.ranks == 1]
+    return next(iter([*reference, *alone, *certified, *trained]), None)
 
 
 def runs_evidence(reader: Reader, run_id_a: str, run_id_b: str) -> Evidence:
@@ -279,11 +286,6 @@ def asked(job: coordinator_pb2.Job, spec: documents.JobSpec) -> dict[str, str]:
     }
 
 
-def label_of(record: coordinator_pb2.JobRun) -> str:
-    """``engine@version``."""
-    return f"{record.run.engine}@{record.run.engine_version}"
-
-
 def model_name(spec: documents.JobSpec) -> str:
     """Name of the network."""
     return spec.model if isinstance(spec.model, str) else spec.model.name
@@ -295,7 +297,7 @@ def now() -> str:
 
 
 def _labels(records: Sequence[coordinator_pb2.JobRun]) -> list[str]:
-    labels = [label_of(record) for record in records]
+    labels = [run_label(record) for record in records]
     if labels[0] != labels[1]:
         return labels
     if records[0].run.run_id == records[1].run.run_id:

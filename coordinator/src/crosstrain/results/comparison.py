@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from crosstrain.labels import engine_label
+
 from .records import RunRecord
 
 REFERENCE = "reference"
@@ -26,6 +28,7 @@ class Difference:
 
     engine: str
     version: str
+    variant: str
     repeat: int
     steps: int
     early: float | None
@@ -35,8 +38,8 @@ class Difference:
 
     @property
     def label(self) -> str:
-        """``engine@version``."""
-        return f"{self.engine}@{self.version}"
+        """``engine@version``, with the job's settings for this engine in brackets."""
+        return engine_label(self.engine, self.version, self.variant)
 
 
 def compare_with_reference(runs: Sequence[RunRecord]) -> list[Difference]:
@@ -63,6 +66,7 @@ def _difference(run: RunRecord, steps: np.ndarray, losses: np.ndarray) -> Differ
     return Difference(
         engine=run.engine,
         version=run.version,
+        variant=run.variant,
         repeat=run.repeat,
         steps=len(common),
         early=float(early.max()) if early.size else None,

@@ -13,8 +13,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from crosstrain.labels import engine_label
 from crosstrain.purposes import FOR_THE_VERDICT
-from crosstrain_protos.v1 import coordinator_pb2, errors_pb2, run_pb2
+from crosstrain_protos.v1 import coordinator_pb2, errors_pb2, run_pb2, training_pb2
+
+from .ranks import RankSteps, rank_steps
 
 #: Columns of a step record with their types, as they are kept and written.
 STEP_COLUMNS: dict[str, str] = {
@@ -47,6 +50,8 @@ class RunRecord:
     run_id: str
     engine: str = ""
     version: str = ""
+    variant: str = ""
+    parallel: training_pb2.Parallel | None = None
     repeat: int = 0
     service: str = ""
     kind: int = run_pb2.RUN_KIND_UNSPECIFIED
@@ -63,12 +68,21 @@ class RunRecord:
     evaluations: list[run_pb2.Evaluated] = field(default_factory=list)
     events: list[run_pb2.RunEvent] = field(default_factory=list)
     attempts: int = 0
+    ranks_lost: int = 0
     _blocks: list[Columns] = field(default_factory=list)
+    _rank_blocks: list[RankSteps] = field(default_factory=list)
 
     @property
     def label(self) -> str:
-        """``engine@version``."""
-        return f"{self.engine}@{self.version}" if self.version else self.engine
+        """``engine@version``, with the job's settings for this engine in brackets."""
+        return engine_label(self.engine, self.version, self.variant)
+
+    @property
+    def ranks(self) -> int:
+        """Number of ranks that the run was asked to train on."""
+        if self.parallel is None:
+            return 1
+        return max(1, self.parallel.data) * max(1, self.parallel.tensor) * max(1, self.parallel.pipeline)
 
     @property
     def for_the_verdict(self) -> bool:
@@ -97,6 +111,16 @@ class RunRecord:
             for name, kind in STEP_COLUMNS.items()
         }
 
+    def rank_steps(self) -> list[RankSteps]:
+        """Times of every rank, in order of the steps; empty with one rank."""
+        return self._rank_blocks
+
+    def sync_share(self) -> float | None:
+        """Share of the newest steps that ranks spent waiting for one another; None with one rank."""
+        recent = self._rank_blocks[-_RECENT_STEPS:]
+        whole = sum(float(block.columns["step_seconds"].sum()) for block in recent)
+        return sum(float(block.columns["sync_seconds"].sum()) for block in recent) / whole if whole > 0 else None
+
     def samples_per_second(self) -> float | None:
         """Samples per second over the newest steps; None before the first."""
         samples, seconds = self._recent("samples"), self._recent("step_seconds")
@@ -116,6 +140,8 @@ class RunRecord:
         run = record.run
         self.run.CopyFrom(run)
         self.engine, self.version = run.engine, run.engine_version
+        self.variant = record.variant
+        self.parallel = record.parallel if record.HasField("parallel") else None
         self.repeat, self.service, self.kind = record.repeat, record.service, run.kind
         self.purpose = record.purpose
         self.checked = bool(record.certificate_digest) or record.HasField("certificate_error")
@@ -141,6 +167,8 @@ class RunRecord:
         elif kind == "attempt_started":
             self.attempts = max(self.attempts, event.attempt)
             self._void(event.attempt_started.resume_step)
+        elif kind == "rank_lost":
+            self.ranks_lost += 1
         elif kind == "fingerprint":
             self.facts = dict(event.fingerprint.facts)
         elif kind == "epoch_ended":
@@ -162,6 +190,9 @@ class RunRecord:
                 values = np.asarray(getattr(records, name), dtype=kind)
                 block[name] = values if len(values) == count else np.zeros(count, dtype=kind)
         self._blocks.append(block)
+        ranks = rank_steps(records)
+        if ranks is not None:
+            self._rank_blocks.append(ranks)
 
     def _void(self, resume_step: int) -> None:
         kept = []
@@ -170,6 +201,8 @@ class RunRecord:
             if before.any():
                 kept.append({name: values[before] for name, values in block.items()})
         self._blocks = kept
+        left = [block.before(resume_step) for block in self._rank_blocks]
+        self._rank_blocks = [block for block in left if block.step.size]
         self.epochs = [epoch for epoch in self.epochs if epoch.last_step < resume_step]
         # What ended an earlier attempt is no result of the run, and its evaluations come again.
         self.evaluations = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from crosstrain_protos.v1 import data_pb2, errors_pb2, run_pb2
+from crosstrain_protos.v1 import data_pb2, errors_pb2, run_pb2, training_pb2
 from crosstrain_service.model import Model
 
 from .names import error_reason, job_state, run_purpose, run_state, verdict_name
@@ -16,8 +16,10 @@ from .tables import moment
 _SHOWN = ("python.version", "numpy.version", "cpu.model", "device.kind", "threads.intra", "maths.precision")
 
 
-def log_text(record: JobRecord, model: Model) -> str:
-    """The log of a job: its data and model, then the lines of all runs in order of time."""
+def log_text(record: JobRecord, model: Model, training: str = "") -> str:
+    """The log of a job: its data, model and ``training`` (batch and learning rate), then the lines of all runs in
+    order of time.
+    """
     job = record.job
     begin = (job.create_time.seconds, job.create_time.nanos)
     lines: list[tuple[tuple[int, int], str]] = [(begin, f"job {job.job_id}: {job.name}")]
@@ -26,6 +28,11 @@ def log_text(record: JobRecord, model: Model) -> str:
             lines.append((begin, f"data {name}: {_dataset(dataset)}"))
     lines += [(begin, f"data {item.severity}: {item.text}") for item in job.remarks]
     lines.append((begin, f"model {_model(model)}"))
+    if training:
+        lines.append((begin, f"training: {training}"))
+    for run in record.runs.values():
+        if run.parallel is not None and run.ranks > 1 and not run.for_the_verdict:
+            lines.append((begin, f"[{run.label} {run_part(run)}] {spread_text(run.parallel)}"))
     for run in record.runs.values():
         tag = f"[{run.label} {run_part(run)}]"
         for event in run.events:
@@ -51,6 +58,14 @@ def run_part(run: RunRecord) -> str:
     if purpose == "train":
         return f"#{run.repeat}"
     return f"{purpose} {run.repeat}" if purpose in ("envelope", "seed") else purpose
+
+
+def spread_text(parallel: training_pb2.Parallel) -> str:
+    """How a run is spread, as in "4 ranks: data 2 x tensor 2, backend native"."""
+    split = [(name, getattr(parallel, name)) for name in ("data", "tensor", "pipeline")]
+    shown = " x ".join(f"{name} {size}" for name, size in split if size > 1)
+    ranks = max(1, parallel.data) * max(1, parallel.tensor) * max(1, parallel.pipeline)
+    return f"{ranks} ranks: {shown or 'data 1'}, backend {parallel.backend or 'native'}"
 
 
 def _dataset(data: data_pb2.Dataset) -> str:
@@ -80,7 +95,11 @@ def _event(event: run_pb2.RunEvent, run: RunRecord) -> Iterator[str]:
         error = event.state_changed.error if event.state_changed.HasField("error") else None
         yield f"{state}{_error(error)}"
     elif kind == "attempt_started":
-        yield f"attempt {event.attempt} starts at step {event.attempt_started.resume_step}"
+        started = event.attempt_started
+        ranks = f" on {started.ranks} ranks" if started.ranks > 1 else ""
+        yield f"attempt {event.attempt} starts at step {started.resume_step}{ranks}"
+    elif kind == "rank_lost":
+        yield _lost(event.rank_lost, run)
     elif kind == "fingerprint":
         facts = dict(event.fingerprint.facts)
         shown = [name for name in facts if name in _SHOWN or name.startswith("library.")]
@@ -100,6 +119,15 @@ def _event(event: run_pb2.RunEvent, run: RunRecord) -> Iterator[str]:
         yield f"{event.log.severity}: {event.log.text}"
     elif kind == "result":
         yield from _result(event.result)
+
+
+def _lost(lost: run_pb2.RankLost, run: RunRecord) -> str:
+    who = f"rank {lost.rank}" if lost.rank >= 0 else f"all ranks of member {lost.member}"
+    if lost.rank >= 0 and lost.member:
+        who += f" (member {lost.member})"
+    choices = {training_pb2.RANK_LOSS_SHRINK: "the others go on", training_pb2.RANK_LOSS_FAIL: "the run fails"}
+    choice = run.parallel.on_rank_loss if run.parallel is not None else training_pb2.RANK_LOSS_UNSPECIFIED
+    return f"error: {who} lost: {lost.reason}; on_rank_loss: {choices.get(choice, 'all start again')}"
 
 
 def _epoch(epoch: run_pb2.EpochEnded) -> str:
@@ -123,7 +151,8 @@ def _result(result: run_pb2.TrainResult) -> Iterator[str]:
     if result.HasField("test_accuracy"):
         accuracy = f", test accuracy {100.0 * result.test_accuracy:.2f} %"
     stopped = ", stopped early" if result.stopped_early else ""
-    yield f"trained {result.steps} steps in {result.train_seconds:.2f} s{accuracy}{stopped}"
+    ranks = f" on {result.ranks} ranks" if result.ranks > 1 else ""
+    yield f"trained {result.steps} steps in {result.train_seconds:.2f} s{ranks}{accuracy}{stopped}"
 
 
 def _error(error: errors_pb2.Error | None) -> str:

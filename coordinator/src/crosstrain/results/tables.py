@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from crosstrain_service.model import Convolution, Dense, Model
 
 from .comparison import Difference
 from .files import csv_text
+from .ranks import RANK_COLUMNS, Spreading
 from .records import STEP_COLUMNS, RunRecord
 
 RESULT_COLUMNS = (
@@ -33,6 +34,7 @@ RESULT_COLUMNS = (
 EPOCH_COLUMNS = (
     "engine",
     "version",
+    "variant",
     "repeat",
     "epoch",
     "last_step",
@@ -45,9 +47,26 @@ EPOCH_COLUMNS = (
     "evaluation_seconds",
     "run_id",
 )
+RANKS_COLUMNS = (
+    "engine",
+    "version",
+    "variant",
+    "repeat",
+    "rank",
+    "ranks",
+    "backend",
+    "steps",
+    "step_seconds",
+    "data_seconds",
+    "compute_seconds",
+    "sync_seconds",
+    "samples_per_step",
+    "run_id",
+)
 COMPARISON_COLUMNS = (
     "engine",
     "version",
+    "variant",
     "repeat",
     "steps_compared",
     "max_abs_difference_steps_0_9",
@@ -66,18 +85,19 @@ def write_results(folder: Path, runs: Sequence[RunRecord], model: Model, batch_s
     for run, _ in rows:
         versions[run.engine].add(run.version)
     for run, row in rows:
-        name = file_name(model, run.engine, run.version if len(versions[run.engine]) > 1 else "")
+        name = file_name(model, run.engine, run.version if len(versions[run.engine]) > 1 else "", run.variant)
         per_file[name].append(row)
     for name, lines in per_file.items():
         _write(folder / name, csv_text(RESULT_COLUMNS, lines))
 
 
-def file_name(model: Model, engine: str, version: str = "") -> str:
+def file_name(model: Model, engine: str, version: str = "", variant: str = "") -> str:
     """For example ``cnn2d_3layer_fullconnected_3layer_keras_tensorflow.csv``: dimensions, then the number of
-    convolutions and of dense layers, then the engine, with its version where a job has several."""
+    convolutions and of dense layers, then the engine, with its version where a job has several, and with
+    the job's settings for this engine (``torch_data_2``)."""
     dims = len(model.input_shape) - 1
     convolutions, dense = len(model.layers_of(Convolution)), len(model.layers_of(Dense))
-    tail = re.sub(r"[^A-Za-z0-9.]+", "_", f"{engine}_{version}" if version else engine)
+    tail = re.sub(r"[^A-Za-z0-9.]+", "_", "_".join(part for part in (engine, version, variant) if part))
     return f"cnn{dims}d_{convolutions}layer_fullconnected_{dense}layer_{tail}.csv"
 
 
@@ -130,6 +150,7 @@ def write_epochs(folder: Path, runs: Sequence[RunRecord]) -> None:
                 (
                     run.engine,
                     run.version,
+                    run.variant,
                     run.repeat,
                     epoch.epoch,
                     epoch.last_step,
@@ -152,6 +173,7 @@ def write_steps(folder: Path, runs: Sequence[RunRecord]) -> None:
         [
             ("engine", pa.dictionary(pa.int32(), pa.string())),
             ("version", pa.dictionary(pa.int32(), pa.string())),
+            ("variant", pa.dictionary(pa.int32(), pa.string())),
             ("repeat", pa.int32()),
             *((name, pa.from_numpy_dtype(np.dtype(kind))) for name, kind in STEP_COLUMNS.items()),
             ("run_id", pa.dictionary(pa.int32(), pa.string())),
@@ -163,7 +185,7 @@ def write_steps(folder: Path, runs: Sequence[RunRecord]) -> None:
             count = len(columns["step"])
             if not count:
                 continue
-            constant = {"engine": run.engine, "version": run.version, "run_id": run.run_id}
+            constant = _constant(run)
             arrays = [
                 pa.array(columns[field.name])
                 if field.name in columns
@@ -177,12 +199,66 @@ def write_steps(folder: Path, runs: Sequence[RunRecord]) -> None:
             writer.write_table(pa.Table.from_arrays(arrays, schema=schema))
 
 
+def _constant(run: RunRecord) -> dict[str, str]:
+    return {"engine": run.engine, "version": run.version, "variant": run.variant, "run_id": run.run_id}
+
+
+def write_rank_steps(folder: Path, runs: Sequence[RunRecord]) -> None:
+    """rank_steps.parquet: one row per step and rank of every run on several ranks; no file without one."""
+    text = pa.dictionary(pa.int32(), pa.string())
+    schema = pa.schema(
+        [
+            *((name, text) for name in ("engine", "version", "variant")),
+            ("repeat", pa.int32()),
+            ("rank", pa.int32()),
+            ("step", pa.int64()),
+            *((name, pa.from_numpy_dtype(np.dtype(kind))) for name, kind in RANK_COLUMNS.items()),
+            ("run_id", text),
+        ]
+    )
+    spread = [run for run in runs if run.rank_steps()]
+    if not spread:
+        return
+    with pq.ParquetWriter(folder / "rank_steps.parquet", schema, compression="zstd") as writer:
+        for run in spread:
+            constant = _constant(run)
+            for block in run.rank_steps():
+                count = block.ranks * len(block.step)
+                columns = {name: values.T.reshape(-1) for name, values in block.columns.items()}
+                columns["step"] = np.repeat(block.step, block.ranks)
+                columns["rank"] = np.tile(np.arange(block.ranks, dtype=np.int32), len(block.step))
+                columns["repeat"] = np.full(count, run.repeat, dtype=np.int32)
+                arrays = [
+                    pa.array(columns[field.name])
+                    if field.name in columns
+                    else pa.DictionaryArray.from_arrays(np.zeros(count, np.int32), pa.array([constant[field.name]]))
+                    for field in schema
+                ]
+                writer.write_table(pa.Table.from_arrays(arrays, schema=schema))
+
+
+def write_ranks(folder: Path, runs: Sequence[RunRecord], spreadings: Mapping[str, Spreading]) -> None:
+    """ranks.csv: one row per rank of every run on several ranks; no file without one."""
+    rows = []
+    for run in runs:
+        found = spreadings.get(run.run_id)
+        if found is None:
+            continue
+        for item in found.each:
+            times = (item.step_seconds, item.data_seconds, item.compute_seconds, item.sync_seconds)
+            rows.append((run.engine, run.version, run.variant, run.repeat, item.rank, found.ranks, found.backend,
+                         item.steps, *times, item.samples, run.run_id))  # fmt: skip
+    if rows:
+        _write(folder / "ranks.csv", csv_text(RANKS_COLUMNS, rows))
+
+
 def write_comparison(folder: Path, differences: Sequence[Difference]) -> None:
     """comparison.csv: how far every run's losses are from the reference engine's."""
     rows = [
         (
             item.engine,
             item.version,
+            item.variant,
             item.repeat,
             item.steps,
             item.early,

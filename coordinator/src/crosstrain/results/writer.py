@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from crosstrain import spec as documents
-from crosstrain_protos.v1 import errors_pb2
+from crosstrain_protos.v1 import coordinator_pb2, errors_pb2
+from crosstrain_service.model import Model
 
 from . import tables
 from .comparison import Difference, compare_with_reference
 from .cross_evaluation import DIFFERENCE_COLUMNS, PAIR_COLUMNS, CrossEvaluation, cross_evaluation
 from .files import csv_text, json_text, replace_folder
 from .names import error_reason, job_state, run_purpose, run_state, verdict_name
+from .ranks import Spreading, spreading
 from .records import JobRecord, RunRecord
 from .runlog import log_text
 
@@ -55,9 +59,7 @@ def write_results(
 def write_record(record: JobRecord, folder: Path, client: Client) -> Results:
     """Writes what was recorded; ``client`` gives the logits of the cross-evaluation."""
     job = record.job
-    spec = documents.parse_document(job.document)
-    data = job.train if job.HasField("train") else job.test
-    model = documents.build_model(spec, tuple(data.input_shape), data.classes)
+    spec, model = _read(job)
     training = record.training_runs()
     differences = compare_with_reference(training)
     cross = cross_evaluation(training, record.evaluation_runs(), model, client.read)
@@ -68,6 +70,8 @@ def write_record(record: JobRecord, folder: Path, client: Client) -> Results:
             tables.write_results(aside, training, model, spec.training.batch_size)
             tables.write_epochs(aside, training)
             tables.write_steps(aside, training)
+            tables.write_rank_steps(aside, training)
+            tables.write_ranks(aside, training, spreadings(record, spec, model))
         if differences:
             tables.write_comparison(aside, differences)
         if cross.pairs:
@@ -76,7 +80,7 @@ def write_record(record: JobRecord, folder: Path, client: Client) -> Results:
             _write(aside / "cross_evaluation_differences.csv", rows)
         if spec.task == "evaluate":
             _write(aside / "evaluation.csv", _evaluations(record.evaluation_runs()))
-        _write(aside / "run.log", log_text(record, model))
+        _write(aside / "run.log", log_text(record, model, training_text(training_settings(record, spec))))
         _write(aside / "job.yaml", job.document)
         if document is not None:
             _write_verdict(aside, document, record, cross)
@@ -106,29 +110,85 @@ def _write_verdict(aside: Path, document: dict[str, Any], record: JobRecord, cro
     write_report(aside / "report.html", document, from_record(record, cross))
 
 
+def spreadings(record: JobRecord, spec: documents.JobSpec, model: Model) -> dict[str, Spreading]:
+    """How the training runs on several ranks were spread, by run."""
+    size = sum(int(np.prod(shape)) for shape in model.parameter_shapes().values())
+    size *= 8 if spec.execution.precision == "float64" else 4
+    batch = spec.training.batch_size
+    return {
+        run.run_id: spreading(run.parallel, run.rank_steps(), run.result, batch, size, run.ranks_lost)
+        for run in record.training_runs()
+        if run.parallel is not None and run.ranks > 1
+    }
+
+
+def training_settings(record: JobRecord, spec: documents.JobSpec) -> dict[str, Any] | None:
+    """The batch size of all ranks together, and the learning rates that all engines look up; None if none train."""
+    if spec.task == "evaluate" or not record.job.train.samples:
+        return None
+    rates = documents.learning_rates(spec, documents.training_rows(spec, record.job.train.samples))
+    schedule = spec.training.schedule
+    return {
+        "batch_size": spec.training.batch_size,
+        "steps": len(rates),
+        "learning_rate_first": float(rates[0]),
+        "learning_rate_largest": float(rates.max()),
+        "learning_rate_last": float(rates[-1]),
+        "scaled_with_batch": schedule.scale_with_batch,
+        "base_batch_size": schedule.base_batch_size if schedule.scale_with_batch else None,
+        "warmup_steps": schedule.warmup_steps,
+    }
+
+
+def training_text(settings: Mapping[str, Any] | None) -> str:
+    """The batch and the learning rate of a job in words."""
+    if settings is None:
+        return ""
+    first, largest, last = (settings[f"learning_rate_{name}"] for name in ("first", "largest", "last"))
+    rate = f"learning rate {largest:g}"
+    if not first == largest == last:
+        rate = f"learning rate {first:g} at first, at most {largest:g}, {last:g} at last"
+    if settings["scaled_with_batch"]:
+        scale = f"scaled by batch size / {settings['base_batch_size']}"
+    else:
+        scale = "as given, whatever the batch and the number of ranks"
+    return f"batches of {settings['batch_size']} samples over all ranks together, {rate} ({scale})"
+
+
 def summary(record: JobRecord) -> dict[str, Any]:
     """State of a job and its runs as JSON values."""
+    spec, model = _read(record.job)
+    spread = spreadings(record, spec, model)
     return {
         "job_id": record.job.job_id,
         "state": job_state(record.state),
         "error": _error(record.error),
         "remarks": [{"severity": item.severity, "text": item.text} for item in record.job.remarks],
         "verdict": _verdict(record),
-        "runs": [_run(run) for run in record.runs.values()],
+        "training": training_settings(record, spec),
+        "runs": [_run(run, spread.get(run.run_id)) for run in record.runs.values()],
     }
 
 
-def _run(run: RunRecord) -> dict[str, Any]:
+def _read(job: coordinator_pb2.Job) -> tuple[documents.JobSpec, Model]:
+    spec = documents.parse_document(job.document)
+    data = job.train if job.HasField("train") else job.test
+    return spec, documents.build_model(spec, tuple(data.input_shape), data.classes)
+
+
+def _run(run: RunRecord, spread: Spreading | None) -> dict[str, Any]:
     values: dict[str, Any] = {
         "run_id": run.run_id,
         "kind": run_purpose(run.kind, run.purpose),
         "engine": run.engine,
         "version": run.version,
+        "variant": run.variant,
         "repeat": run.repeat,
         "service": run.service,
         "state": run_state(run.state),
         "error": _error(run.error),
         "attempts": run.attempts,
+        "ranks": spread.to_json() if spread is not None else None,
     }
     result = run.result
     if result is not None:
@@ -162,11 +222,12 @@ def _error(error: errors_pb2.Error | None) -> dict[str, str] | None:
 
 
 def _evaluations(runs: Sequence[RunRecord]) -> str:
-    header = ("engine", "version", "weights_digest", "accuracy_pct", "loss", "images", "seconds")
+    header = ("engine", "version", "variant", "weights_digest", "accuracy_pct", "loss", "images", "seconds")
     rows = [
         (
             run.engine,
             run.version,
+            run.variant,
             item.weights_digest,
             100.0 * item.correct / max(1, item.samples),
             item.loss,

@@ -103,8 +103,8 @@ class EngineEvidence:
     names of recorded tensors and final weights to digests: what can be compared bitwise besides losses.
     ``accuracies`` maps training seeds to final test accuracies (0..1) for the equivalence test; ``asked`` are
     the job's own settings (network, data, schedule, seed, ...) by name, which must be equal for runs to be
-    comparable. ``departed_probe`` is the certificate of the step at which the free run departed, if that was
-    recorded.
+    comparable. ``flip`` is the first decision taken differently than by the evidence's reference. ``ranks`` is the
+    number of ranks that trained.
     """
 
     engine: str
@@ -123,6 +123,7 @@ class EngineEvidence:
     asked: Mapping[str, str] = field(default_factory=dict)
     test_accuracy: float | None = None
     accuracies: Mapping[int, float] = field(default_factory=dict)
+    ranks: int = 1
 
     def __post_init__(self) -> None:
         """Raises ValueError for an engine without a name, or a certificate without checks."""
