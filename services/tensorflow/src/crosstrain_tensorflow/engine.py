@@ -2,7 +2,7 @@
 
 import gc
 import time
-from typing import Any, Dict, Mapping, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 import numpy as np
 import tensorflow as tf
@@ -15,6 +15,8 @@ from . import device, features
 from .layout import Layout
 from .model import Network, Pass
 from .optimizer import CanonicalUpdate, NativeUpdate, read_state, write_state
+from .replicas import Replicas
+from .shares import Share, loss_sum, scaled
 
 
 class TensorFlowEngine(Engine):
@@ -39,28 +41,71 @@ class TensorFlowEngine(Engine):
         self._dtype = tf.as_dtype(execution.precision or "float32")
         self._layout = Layout(model)
         self._masked = [] if execution.native else [layer.name for layer in model.layers_of(Dropout)]
-        with tf.device(self._device):
-            self._network = Network(model, self._layout, self._dtype, execution.native, training.seed)
+        self._replicas = Replicas(execution) if execution.parallel.data > 1 else None
+        self._steps = 0
+        self._bytes_per_step = self._reduced_per_step(model)
+        with self._replicas.scope() if self._replicas is not None else tf.device(self._device):
+            self._network = Network(model, self._layout, self._dtype, execution.native, training.seed,
+                                    execution.parallel.local_batch_norm)
             self._variables = self._network.variables_by_name
             update = NativeUpdate if execution.native else CanonicalUpdate
             self._update = update(self._variables, training)
         compiled = True if execution.compiler == "xla" else None
         self._step = tf.function(self._training_step, jit_compile=compiled, autograph=False)
         self._logits = tf.function(self._evaluation, jit_compile=compiled, autograph=False, reduce_retracing=True)
-        self._rate: Tuple[Any, Any] = (None, None)
+        self._constants: Dict[str, Tuple[float, tf.Tensor]] = {}
+
+    def _reduced_per_step(self, model: Model) -> int:
+        """Bytes that all copies of the network in this process hand to reductions in one step."""
+        if self._replicas is None:
+            return 0
+        values = sum(int(np.prod(shape)) for shape in model.parameter_shapes().values())
+        if not self._execution.parallel.local_batch_norm:
+            # Two sums over channels forward (mean, variance), and the gradients of both backward.
+            values += sum(2 * int(np.prod(shape)) for shape in model.statistics_shapes().values())
+        return self._replicas.local * values * self._dtype.size
 
     def _training_step(self,
                        x: tf.Tensor,
                        labels: tf.Tensor,
                        learning_rate: tf.Tensor,
-                       masks: Dict[str, tf.Tensor]) -> tf.Tensor:
-        with tf.GradientTape() as tape:
-            run = Pass(training=True, update_statistics=True, masks=masks, step=self._iterations())
-            loss = mean_cross_entropy(self._network(x, run), labels)
-            total = tf.add_n([loss] + self._update.penalty())
-        gradients = tape.gradient(total, list(self._variables.values()))
-        self._update.apply(gradients, learning_rate)
+                       masks: Dict[str, tf.Tensor],
+                       weight: Tuple[Any, Any]) -> tf.Tensor:
+        """One update; the mean loss over the rows of this process."""
+        share = self._share(x, labels, masks, weight)
+        if self._replicas is None:
+            loss, gradients = self._differentiate(share)
+            self._update.apply(gradients, learning_rate)
+            return loss
+        sums = self._replicas.run(lambda part: self._replica_step(part, learning_rate), share)
+        return tf.add_n(sums) / share.rows
+
+    def _replica_step(self, share: Share, learning_rate: tf.Tensor) -> tf.Tensor:
+        """One update in every copy of the network; the sum of losses over the rows of one."""
+        loss, gradients = self._differentiate(share)
+        self._update.apply(share.add(gradients), learning_rate)
         return loss
+
+    def _differentiate(self, share: Share) -> Tuple[tf.Tensor, List[tf.Tensor]]:
+        """Loss, and this share's addend of the gradients; the loss is the mean alone, else a sum over rows."""
+        with tf.GradientTape() as tape:
+            run = Pass(training=True, update_statistics=True, masks=share.masks, step=self._iterations(), share=share)
+            logits = self._network(share.x, run)
+            if share.add is None:
+                loss = mean_cross_entropy(logits, share.labels)
+                total = tf.add_n([loss] + self._update.penalty())
+            else:
+                loss = loss_sum(logits, share.labels)
+                penalties = [term / self._execution.parallel.data for term in self._update.penalty()]
+                total = tf.add_n([scaled(loss, share)] + penalties)
+                loss = loss * tf.cast(share.real, loss.dtype)
+        return loss, tape.gradient(total, list(self._variables.values()))
+
+    def _share(self, x: tf.Tensor, labels: tf.Tensor, masks: Dict[str, tf.Tensor], weight: Tuple[Any, Any]) -> Share:
+        share = Share(x, labels, masks, rank=self._execution.data_share)
+        if weight:
+            return share._replace(real=weight[0], total=weight[1])
+        return share._replace(total=share.rows)
 
     def _evaluation(self, x: tf.Tensor) -> tf.Tensor:
         return self._network(x, Pass())
@@ -70,45 +115,75 @@ class TensorFlowEngine(Engine):
 
     def train(self, loop: Loop) -> None:
         # The step is bound to the device by its variables; inputs are copied there beforehand.
-        with tf.device(self._device):
+        with self._placement():
             for epoch in loop.epochs():
                 for batch in epoch.batches():
                     start = time.perf_counter()
                     arguments = self._arguments(batch)
                     copied = time.perf_counter() - start
-                    loop.step_done(self._step(*arguments), copy_seconds=copied)
+                    loss = self._step(*arguments)
+                    self._steps += 1
+                    loop.step_done(loss, copy_seconds=copied)
+
+    def _placement(self) -> Any:
+        # Copies of the network get their rows from the host.
+        return tf.device("/CPU:0" if self._replicas is not None else self._device)
 
     def _arguments(self, batch: Batch) -> tuple:
         masks = {name: tf.convert_to_tensor(batch.masks[name], self._dtype) for name in self._masked}
+        weight: Tuple[Any, ...] = ()
+        if self._execution.ranks.size > 1:
+            weight = (self._constant("real", 1.0 if batch.samples else 0.0), self._constant("total", batch.total))
         return (tf.convert_to_tensor(batch.x, self._dtype), tf.convert_to_tensor(batch.labels, tf.int64),
-                self._learning_rate(batch.learning_rate), masks)
+                self._constant("rate", batch.learning_rate), masks, weight)
 
-    def _learning_rate(self, value: float) -> tf.Tensor:
-        if self._rate[0] != value:
-            self._rate = (value, tf.constant(value, tf.float64))
-        return self._rate[1]
+    def _constant(self, name: str, value: float) -> tf.Tensor:
+        """A float64 scalar, made anew only when it changes."""
+        known = self._constants.get(name)
+        if known is None or known[0] != value:
+            known = self._constants[name] = (value, tf.constant(value, tf.float64))
+        return known[1]
 
     def predict(self, x: np.ndarray) -> np.ndarray:
         with tf.device(self._device):
             return np.array(self._logits(tf.convert_to_tensor(x, self._dtype)).numpy())
 
     def intermediates(self, batch: Batch) -> Intermediates:
-        with tf.device(self._device):
-            x, labels, _, masks = self._arguments(batch)
-            run = Pass(training=True, masks=masks, step=self._iterations())
-            with tf.GradientTape() as tape:
-                tape.watch(x)
-                loss = mean_cross_entropy(self._network(x, run), labels)
-            outputs = list(run.outputs.values())
-            found = tape.gradient(loss, outputs + list(self._variables.values()))
+        with self._placement():
+            x, labels, _, masks, weight = self._arguments(batch)
+            share = self._share(x, labels, masks, weight)
+            if self._replicas is None:
+                parts = [self._inside(share)]
+            else:
+                # A copy whose share is empty has nothing to show, unless it stands in for the whole process.
+                parts = self._replicas.run(self._inside, share)[:share.rows]
+        outputs = {name: _rows([part.outputs[name] for part in parts]) for name in parts[0].outputs}
+        found = {name: _rows([part.output_gradients[name] for part in parts]) for name in outputs}
+        gradients = {name: sum(part.gradients[name].numpy() for part in parts) for name in self._variables}
+        loss = sum(float(part.loss) for part in parts)
         convert = self._layout.output_to_canonical
         return Intermediates(
-            loss=float(loss),
-            outputs={name: convert(name, value.numpy()) for name, value in run.outputs.items()},
-            output_gradients={name: convert(name, value.numpy()) for name, value in zip(run.outputs, found)},
-            gradients={name: self._layout.to_canonical(name, value.numpy())
-                       for name, value in zip(self._variables, found[len(outputs):])},
+            loss=loss if self._replicas is None else loss / share.rows,
+            outputs={name: convert(name, value) for name, value in outputs.items()},
+            output_gradients={name: convert(name, value) for name, value in found.items()},
+            gradients={name: self._layout.to_canonical(name, value) for name, value in gradients.items()},
         )
+
+    def _inside(self, share: Share) -> Intermediates:
+        """The same pass as in training, recorded as tensors."""
+        run = Pass(training=True, masks=share.masks, step=self._iterations(), share=share)
+        with tf.GradientTape() as tape:
+            tape.watch(share.x)
+            logits = self._network(share.x, run)
+            if share.add is None:
+                loss = total = mean_cross_entropy(logits, share.labels)
+            else:
+                loss = loss_sum(logits, share.labels)
+                total = scaled(loss, share)
+        names, outputs = list(run.outputs), list(run.outputs.values())
+        found = tape.gradient(total, outputs + list(self._variables.values()))
+        return Intermediates(loss, dict(run.outputs), dict(zip(names, found)),
+                             dict(zip(self._variables, found[len(outputs):])))
 
     def parameters(self) -> Arrays:
         return {name: self._layout.to_canonical(name, variable.numpy())
@@ -149,6 +224,9 @@ class TensorFlowEngine(Engine):
     def fingerprint(self) -> Dict[str, str]:
         return device.fingerprint(self._execution)
 
+    def reduced_bytes(self) -> Optional[int]:
+        return self._steps * self._bytes_per_step
+
     def synchronize(self) -> None:
         device.synchronize(self._device)
 
@@ -159,6 +237,10 @@ class TensorFlowEngine(Engine):
 
     def allocator_peak_bytes(self) -> Any:
         return device.allocator_peak_bytes(self._device)
+
+
+def _rows(values: List[tf.Tensor]) -> np.ndarray:
+    return np.concatenate([value.numpy() for value in values])
 
 
 def mean_cross_entropy(logits: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:

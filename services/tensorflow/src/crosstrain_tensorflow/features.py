@@ -24,7 +24,8 @@ _EMULATED = {
     "layer.dropout": "multiplication with the platform's mask",
     "layer.local_response_norm.within_channel": "average pooling of the squares",
 }
-_PARALLEL = ("parallel.data", "parallel.tensor", "parallel.pipeline")
+_PARALLEL = ("parallel.data", "parallel.native", "parallel.batch_norm", "parallel.local_batch_norm")
+_NOT_PARALLEL = ("parallel.tensor", "parallel.pipeline", "parallel.horovod", "parallel.mpi")
 _CUDA = ("device.cuda", "execution.gpu_memory_growth", "execution.tf32")
 
 
@@ -33,8 +34,9 @@ def plain_features() -> Dict[str, Feature]:
     return _features(
         exact=("optimizer.sgd", "optimizer.sgd.momentum", "optimizer.sgd.nesterov", "optimizer.rmsprop",
                "optimizer.adagrad", "optimizer.adam", "optimizer.adadelta", "decay.l2", "decay.decoupled",
-               "clip.global_norm"),
+               "clip.global_norm") + _PARALLEL,
         emulated={},
+        unsupported={name: "not offered by this engine" for name in _NOT_PARALLEL},
     )
 
 
@@ -49,14 +51,15 @@ def keras_features() -> Dict[str, Feature]:
             "decay.l2": "added to the gradient in a subclass of the optimizer: a Keras regularizer acts before "
                         "clipping and shows in the loss",
         },
+        unsupported={name: "one device for now" for name in _PARALLEL + _NOT_PARALLEL},
     )
 
 
-def _features(exact: tuple, emulated: Dict[str, str]) -> Dict[str, Feature]:
+def _features(exact: tuple, emulated: Dict[str, str], unsupported: Dict[str, str]) -> Dict[str, Feature]:
     features = declare(
         exact=_EXACT + exact,
         emulated=dict(_EMULATED, **emulated),
-        unsupported={name: "one device for now" for name in _PARALLEL},
+        unsupported=unsupported,
     )
     cuda = tf.test.is_built_with_cuda()
     for name in _CUDA:

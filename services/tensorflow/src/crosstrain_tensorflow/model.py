@@ -24,6 +24,7 @@ from crosstrain_service.model import (
 from . import operations
 from .geometry import convolution_padding, pool_padding
 from .layout import Layout
+from .shares import Share
 
 #: Constants of Keras's BatchNormalization, which users of plain TensorFlow take for want of another default.
 NATIVE_EPSILON = 1e-3
@@ -35,7 +36,8 @@ class Pass:
 
     ``normalize_by_batch`` makes batch norm use the batch's own statistics, ``update_statistics`` also averages
     them into the running ones (native). ``masks`` (canonical layout) and ``step`` (for dropout drawn by
-    TensorFlow) are used if ``drop``. ``outputs`` and ``statistics`` are filled.
+    TensorFlow) are used if ``drop``. ``share`` is this data rank's place where there are several: the batch whose
+    statistics count is that of all ranks together then. ``outputs`` and ``statistics`` are filled.
     """
 
     def __init__(self,
@@ -43,12 +45,14 @@ class Pass:
                  update_statistics: bool = False,
                  drop: Optional[bool] = None,
                  masks: Optional[Mapping[str, tf.Tensor]] = None,
-                 step: Optional[tf.Tensor] = None) -> None:
+                 step: Optional[tf.Tensor] = None,
+                 share: Optional[Share] = None) -> None:
         self.normalize_by_batch = training
         self.update_statistics = update_statistics
         self.drop = training if drop is None else drop
         self.masks = masks or {}
         self.step = step
+        self.share = share
         self.outputs: Dict[str, tf.Tensor] = OrderedDict()
         self.statistics: Dict[str, Tuple[tf.Tensor, tf.Tensor]] = OrderedDict()
 
@@ -62,7 +66,8 @@ class Network(tf.Module):
     """``variables_by_name`` holds the trained parameters, ``running`` the evaluation statistics.
 
     All start at 0 (gamma and variance at 1); names are canonical, layouts are those of :class:`Layout`.
-    With ``native`` batch norm and dropout are TensorFlow's own.
+    With ``native`` batch norm and dropout are TensorFlow's own; with ``local_batch_norm`` each data rank normalises
+    by its own share, and running statistics average the means over the ranks.
     """
 
     def __init__(self,
@@ -70,10 +75,12 @@ class Network(tf.Module):
                  layout: Layout,
                  dtype: tf.DType,
                  native: bool,
-                 seed: int) -> None:
+                 seed: int,
+                 local_batch_norm: bool = False) -> None:
         super().__init__(name="network")
         self._dtype = dtype
         self._native = native
+        self._local_batch_norm = local_batch_norm
         self._seed = seed & 0x7FFFFFFF
         self._layout = layout
         self._input_shape = model.input_shape
@@ -157,7 +164,8 @@ class Network(tf.Module):
         if not run.drop or layer.rate == 0:
             return x
         if self._native:
-            seed = tf.stack([tf.constant(self._seed, tf.int64), run.step * 4096 + index])
+            rank = run.share.rank if run.share is not None else 0
+            seed = tf.stack([tf.constant(self._seed + (rank << 32), tf.int64), run.step * 4096 + index])
             return tf.nn.experimental.stateless_dropout(x, layer.rate, seed)
         return x * operations.to_channels_last(run.masks[layer.name], shape)
 
@@ -167,7 +175,14 @@ class Network(tf.Module):
         epsilon = NATIVE_EPSILON if layer.epsilon is None else layer.epsilon
         if not run.normalize_by_batch:
             return tf.nn.batch_normalization(x, mean, variance, beta, gamma, epsilon)
-        if run.update_statistics and self._native and len(x.shape) == 4 and x.dtype == tf.float32:
+        together = run.share is not None and run.share.add is not None and not self._local_batch_norm
+        fused = run.update_statistics and self._native and len(x.shape) == 4 and x.dtype == tf.float32
+        if together:
+            batch_mean, batch_variance, count = operations.moments_of_shares(x, run.share)
+            y = tf.nn.batch_normalization(x, batch_mean, batch_variance, beta, gamma, epsilon)
+            if fused:
+                batch_variance *= count / tf.maximum(count - 1, 1)
+        elif fused:
             # The fused operation returns the variance with Bessel's correction.
             y, batch_mean, batch_variance = tf.compat.v1.nn.fused_batch_norm(x, gamma, beta, epsilon=epsilon)
         else:
@@ -176,6 +191,8 @@ class Network(tf.Module):
         run.statistics[layer.name] = (batch_mean, batch_variance)
         if run.update_statistics and self._native:
             momentum = NATIVE_MOMENTUM if layer.momentum is None else layer.momentum
+            if self._local_batch_norm and run.share is not None and run.share.add is not None:
+                batch_mean, batch_variance = operations.mean_of_shares([batch_mean, batch_variance], run.share)
             mean.assign_sub((mean - batch_mean) * (1.0 - momentum))
             variance.assign_sub((variance - batch_variance) * (1.0 - momentum))
         return y

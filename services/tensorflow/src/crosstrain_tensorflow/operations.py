@@ -1,11 +1,12 @@
 """Operations on channels-last tensors that TensorFlow does not offer in the form the canonical function needs."""
 
-from typing import Optional, Sequence
+from typing import List, Optional, Sequence, Tuple
 
 import numpy as np
 import tensorflow as tf
 
 from .geometry import Padding, Pads
+from .shares import Share
 
 
 def to_channels_last(x: tf.Tensor, shape: Sequence[int]) -> tf.Tensor:
@@ -104,3 +105,25 @@ def within_channel_norm(x: tf.Tensor,
     squares = pad(tf.square(x), [(size // 2, size // 2)] * dims)
     total = pool(squares, [size] * dims, [1] * dims, "VALID") * (alpha_sum * size ** dims)
     return x * tf.pow(k + total, -beta)
+
+
+def moments_of_shares(x: tf.Tensor, share: Share) -> Tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """Mean and biased variance (C,) over the shares (B, spatial..., C) of all data ranks, and the number of values.
+
+    Two sums, as ``tf.nn.moments`` does it: the mean of squares minus the squared mean would cancel. The
+    mean in the second needs no gradient, since deviations from it add up to 0.
+    """
+    axes = list(range(len(x.shape) - 1))
+    real = tf.cast(share.real, x.dtype)
+    count = tf.cast(share.total, x.dtype) * float(np.prod(x.shape[1:-1]))
+    mean = share.add([tf.reduce_sum(x, axes) * real])[0] / count
+    deviations = tf.math.squared_difference(x, tf.stop_gradient(mean))
+    variance = share.add([tf.reduce_sum(deviations, axes) * real])[0] / count
+    return mean, variance, count
+
+
+def mean_of_shares(values: List[tf.Tensor], share: Share) -> List[tf.Tensor]:
+    """Means of tensors over the data ranks, those whose share is empty left out."""
+    real = tf.cast(share.real, values[0].dtype)
+    *sums, ranks = share.add([value * real for value in values] + [real])
+    return [value / ranks for value in sums]

@@ -1,0 +1,62 @@
+"""What one data rank gets of a batch, and what it hands back; the loss that all ranks minimise together.
+
+That loss is the mean over the whole batch. A rank computes the sum over its own rows divided by the size of the
+whole batch, so that the sum over ranks is the gradient wanted however unequal the shares are.
+"""
+
+from typing import Any, Callable, Dict, List, NamedTuple, Optional
+
+import tensorflow as tf
+
+from crosstrain_service.parallel.shares import share_slice
+
+#: Adds lists of tensors up over all data ranks, differentiably: the gradient of the sum is the sum of gradients.
+Sum = Callable[[List[tf.Tensor]], List[tf.Tensor]]
+
+
+class Share(NamedTuple):
+    """Rows of a batch.
+
+    ``real`` is 1, or 0 for a row that stands in for an empty share and must weigh nothing; ``total`` is the number of
+    samples in the whole batch; both scalars. ``rank`` is the data rank. ``add`` adds up over the ranks, None alone.
+    """
+
+    x: tf.Tensor
+    labels: tf.Tensor
+    masks: Dict[str, tf.Tensor]
+    real: Any = 1.0
+    total: Any = None
+    rank: int = 0
+    add: Optional[Sum] = None
+
+    @property
+    def rows(self) -> int:
+        """Number of rows, a stand-in included."""
+        return int(self.labels.shape[0])
+
+    def part(self, rows: slice) -> "Share":
+        """Some of the rows."""
+        masks = {name: mask[rows] for name, mask in self.masks.items()}
+        return self._replace(x=self.x[rows], labels=self.labels[rows], masks=masks)
+
+
+def split(share: Share, count: int) -> List[Share]:
+    """``count`` near-equal shares of one; an empty one is the first row, with ``real`` 0."""
+    found = []
+    for index in range(count):
+        rows = share_slice(share.rows, count, index)
+        if rows.start == rows.stop:
+            found.append(share.part(slice(0, 1))._replace(real=0.0, rank=share.rank * count + index))
+        else:
+            found.append(share.part(rows)._replace(rank=share.rank * count + index))
+    return found
+
+
+def loss_sum(logits: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
+    """Softmax cross-entropy added up over the rows, from logits (B, K) and labels (B,)."""
+    return tf.reduce_sum(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits))
+
+
+def scaled(value: tf.Tensor, share: Share) -> tf.Tensor:
+    """A share's sum over rows as its addend in the mean over the whole batch."""
+    return value * (tf.cast(share.real, value.dtype) / tf.cast(share.total, value.dtype))
