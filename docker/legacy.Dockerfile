@@ -63,12 +63,14 @@ LABEL org.opencontainers.image.title="${TITLE}" \
 COPY LICENSE /opt/crosstrain-license/
 COPY --from=build /opt/crosstrain /opt/crosstrain
 COPY --from=code /opt/crosstrain/src /opt/crosstrain/src
+# Compiled graphs are kept on the volume: without them each run would compile for minutes.
 ENV PATH=/opt/crosstrain/bin:$PATH \
     PYTHONPATH=/opt/crosstrain/src \
     PYTHONDONTWRITEBYTECODE=1 \
     PYTHONUNBUFFERED=1 \
-    LD_LIBRARY_PATH=/opt/crosstrain/lib:$LD_LIBRARY_PATH \
-    HOME=/tmp
+    LD_LIBRARY_PATH=/opt/crosstrain/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH} \
+    HOME=/tmp \
+    CROSSTRAIN_CACHE=/data/cache
 # No VOLUME: a volume that was forgotten must stop the process, not become one that is lost with the container.
 USER 65532:65532
 EXPOSE 7441 9464

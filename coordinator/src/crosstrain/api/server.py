@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import tempfile
 from concurrent import futures
 from pathlib import Path
 
@@ -28,6 +29,8 @@ from .settings import Settings
 _LOG = logging.getLogger("crosstrain.api")
 #: Threads for calls that are not streams, beside one for each stream.
 CALL_WORKERS = 32
+#: Room that there must be in the state folder.
+_ROOM_BYTES = 256 << 10
 
 
 class CoordinatorServer:
@@ -43,6 +46,7 @@ class CoordinatorServer:
         self._settings = settings
         state = settings.state
         state.mkdir(parents=True, exist_ok=True, mode=0o700)
+        _check_room(state)
         self.store = Store(settings.database)
         self.artifacts = ArtifactStore(settings.artifacts, state / "incoming")
         self.artifacts.check()
@@ -142,6 +146,12 @@ class CoordinatorServer:
 def available_cores() -> int:
     """How many cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _check_room(folder: Path) -> None:
+    """Writes and removes a file: a folder without room is told better here than by SQLite. Raises ``OSError``."""
+    with tempfile.NamedTemporaryFile(dir=folder, prefix=".room-") as file:
+        file.write(bytes(_ROOM_BYTES))
 
 
 def _names() -> tuple[str, str]:
