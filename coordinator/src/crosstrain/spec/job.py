@@ -234,6 +234,10 @@ class JobSpec(Part):
             if parallel.min_data > parallel.data:
                 text = f"min_data {parallel.min_data} is more than the {parallel.data} data ranks of {engine}"
                 raise wrong(path("min_data"), text)
+            if parallel.hosts > parallel.ranks:
+                ranks = f"{parallel.ranks} rank{'s' if parallel.ranks > 1 else ''}"
+                text = f"{engine}: {ranks} cannot be spread over {parallel.hosts} hosts; every host needs one at least"
+                raise wrong(path("hosts"), text)
             if parallel.local_batch_norm and not self.native:
                 text = "local_batch_norm changes the function with the number of ranks; it needs semantics: native"
                 raise wrong(path("local_batch_norm"), text)
@@ -287,7 +291,9 @@ class JobSpec(Part):
         """How training is spread in an engine (as written in ``engines``)."""
         parallel = self.parallel
         if self.devices.count > 1:
-            parallel = parallel.with_settings({"data": self.devices.count, "min_data": parallel.min_data})
+            parallel = parallel.with_settings(
+                {"data": self.devices.count, "min_data": parallel.min_data, "hosts": parallel.hosts}
+            )
         settings = parse_entry(engine).settings
         return parallel.with_settings(settings) if settings else parallel
 

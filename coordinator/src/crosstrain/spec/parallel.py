@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, ValidationError, model_validator
+
+from crosstrain_service.parallel.shares import share_sizes
 
 from .base import ENGINE_PATTERN, MAX_RANKS, WRONG, Part, wrong
 
@@ -23,7 +26,7 @@ class ParallelSpec(Part):
     Horovod. ``micro_batches`` of a pipeline are as many as stages if 0; ``bucket_mib`` is the framework's default
     if 0. ``local_batch_norm`` (native semantics): statistics of each rank's share instead of the whole batch.
     ``on_rank_loss`` says what becomes of a run that loses a rank, ``min_data`` with how few data ranks it may
-    go on (``shrink``).
+    go on (``shrink``). ``hosts`` services of the engine share the ranks.
     """
 
     data: RankCount = 1
@@ -35,6 +38,7 @@ class ParallelSpec(Part):
     local_batch_norm: bool = False
     on_rank_loss: Literal["restart", "shrink", "fail"] = "restart"
     min_data: RankCount = 1
+    hosts: RankCount = 1
 
     @model_validator(mode="after")
     def _consistent(self) -> ParallelSpec:
@@ -53,11 +57,21 @@ class ParallelSpec(Part):
         """Number of ranks."""
         return self.data * self.tensor * self.pipeline
 
+    def ranks_of_hosts(self) -> list[int]:
+        """Ranks of each host, in order of ranks.
+
+        They are near-equal in what is not torn apart: the ranks of one data share, if there are as many shares as
+        hosts, else those of one stage of a pipeline, else single ranks.
+        """
+        width = self.tensor * self.pipeline
+        unit = next(size for size in (width, self.tensor, 1) if self.ranks // size >= self.hosts)
+        return [size * unit for size in share_sizes(self.ranks // unit, self.hosts)]
+
     def with_settings(self, settings: dict[str, Any]) -> ParallelSpec:
         """The same with some settings replaced, checked anew.
 
         What only means something with the replaced setting follows it: ``micro_batches`` of a pipeline that is gone,
-        ``min_data`` above the new number of data ranks.
+        ``min_data`` above the new number of data ranks, ``hosts`` above the new number of ranks.
 
         Raises:
             ValueError: a setting has a wrong value, or two contradict each other.
@@ -69,6 +83,9 @@ class ParallelSpec(Part):
             values["min_data"] = values["min_data"] if values["on_rank_loss"] == "shrink" else 1
             if isinstance(values["data"], int):
                 values["min_data"] = max(1, min(values["min_data"], values["data"]))
+        counts = [values[name] for name in ("data", "tensor", "pipeline")]
+        if "hosts" not in settings and all(isinstance(count, int) for count in counts):
+            values["hosts"] = max(1, min(values["hosts"], math.prod(counts)))
         try:
             return ParallelSpec(**values)
         except ValidationError as error:

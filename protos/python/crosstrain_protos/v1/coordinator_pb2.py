@@ -21,7 +21,7 @@ from crosstrain_protos.v1 import training_pb2 as crosstrain_dot_v1_dot_training_
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1f\x63rosstrain/v1/coordinator.proto\x12\rcrosstrain.v1\x1a\x18\x63rosstrain/v1/data.proto\x1a\x1a\x63rosstrain/v1/errors.proto\x1a\x17\x63rosstrain/v1/run.proto\x1a\x1b\x63rosstrain/v1/service.proto\x1a\x1c\x63rosstrain/v1/training.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xaa\x01\n\x10\x43reateJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x10\n\x08\x64ocument\x18\x02 \x01(\t\x12%\n\x05train\x18\x03 \x01(\x0b\x32\x16.crosstrain.v1.Dataset\x12$\n\x04test\x18\x04 \x01(\x0b\x32\x16.crosstrain.v1.Dataset\x12\'\n\x07remarks\x18\x05 \x03(\x0b\x32\x16.crosstrain.v1.LogLine\"4\n\x11\x43reateJobResponse\x12\x1f\n\x03job\x18\x01 \x01(\x0b\x32\x12.crosstrain.v1.Job\"\xc0\x04\n\x03Job\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12&\n\x05state\x18\x03 \x01(\x0e\x32\x17.crosstrain.v1.JobState\x12/\n\x0b\x63reate_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12,\n\x08\x65nd_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12#\n\x04runs\x18\x06 \x03(\x0b\x32\x15.crosstrain.v1.JobRun\x12#\n\x05\x65rror\x18\x07 \x01(\x0b\x32\x14.crosstrain.v1.Error\x12\x15\n\rlast_sequence\x18\x08 \x01(\x03\x12\x10\n\x08\x64ocument\x18\t \x01(\t\x12%\n\x05train\x18\n \x01(\x0b\x32\x16.crosstrain.v1.Dataset\x12$\n\x04test\x18\x0b \x01(\x0b\x32\x16.crosstrain.v1.Dataset\x12\x1e\n\x16initial_weights_digest\x18\x0c \x01(\t\x12\x1d\n\x15learning_rates_digest\x18\r \x01(\t\x12\'\n\x07remarks\x18\x0e \x03(\x0b\x32\x16.crosstrain.v1.LogLine\x12\'\n\x07verdict\x18\x0f \x01(\x0e\x32\x16.crosstrain.v1.Verdict\x12\x16\n\x0everdict_digest\x18\x10 \x01(\t\x12+\n\rverdict_error\x18\x11 \x01(\x0b\x32\x14.crosstrain.v1.Error\"\xda\x02\n\x06JobRun\x12\x0e\n\x06repeat\x18\x01 \x01(\x05\x12\x0f\n\x07service\x18\x02 \x01(\t\x12\x1f\n\x03run\x18\x03 \x01(\x0b\x32\x12.crosstrain.v1.Run\x12*\n\x06result\x18\x04 \x01(\x0b\x32\x1a.crosstrain.v1.TrainResult\x12-\n\x0b\x65valuations\x18\x05 \x03(\x0b\x32\x18.crosstrain.v1.Evaluated\x12*\n\x07purpose\x18\x06 \x01(\x0e\x32\x19.crosstrain.v1.RunPurpose\x12\x1a\n\x12\x63\x65rtificate_digest\x18\x07 \x01(\t\x12/\n\x11\x63\x65rtificate_error\x18\x08 \x01(\x0b\x32\x14.crosstrain.v1.Error\x12\x0f\n\x07variant\x18\t \x01(\t\x12)\n\x08parallel\x18\n \x01(\x0b\x32\x17.crosstrain.v1.Parallel\"\x1f\n\rGetJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\"1\n\x0eGetJobResponse\x12\x1f\n\x03job\x18\x01 \x01(\x0b\x32\x12.crosstrain.v1.Job\"8\n\x0fListJobsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\"M\n\x10ListJobsResponse\x12 \n\x04jobs\x18\x01 \x03(\x0b\x32\x12.crosstrain.v1.Job\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"9\n\x0fWatchJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x16\n\x0e\x61\x66ter_sequence\x18\x02 \x01(\x03\";\n\x10WatchJobResponse\x12\'\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x17.crosstrain.v1.JobEvent\"\x9e\x02\n\x08JobEvent\x12\x10\n\x08sequence\x18\x01 \x01(\x03\x12,\n\trun_event\x18\x02 \x01(\x0b\x32\x17.crosstrain.v1.RunEventH\x00\x12\x37\n\rstate_changed\x18\x03 \x01(\x0b\x32\x1e.crosstrain.v1.JobStateChangedH\x00\x12,\n\x0brun_changed\x18\x04 \x01(\x0b\x32\x15.crosstrain.v1.JobRunH\x00\x12\x38\n\x0fverdict_reached\x18\x06 \x01(\x0b\x32\x1d.crosstrain.v1.VerdictReachedH\x00\x12(\n\x04time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x07\n\x05\x65vent\"\x80\x01\n\x0eVerdictReached\x12\'\n\x07verdict\x18\x01 \x01(\x0e\x32\x16.crosstrain.v1.Verdict\x12\x0e\n\x06\x64igest\x18\x02 \x01(\t\x12\x10\n\x08sentence\x18\x03 \x01(\t\x12#\n\x05\x65rror\x18\x04 \x01(\x0b\x32\x14.crosstrain.v1.Error\"^\n\x0fJobStateChanged\x12&\n\x05state\x18\x01 \x01(\x0e\x32\x17.crosstrain.v1.JobState\x12#\n\x05\x65rror\x18\x02 \x01(\x0b\x32\x14.crosstrain.v1.Error\"\"\n\x10\x43\x61ncelJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\"4\n\x11\x43\x61ncelJobResponse\x12\x1f\n\x03job\x18\x01 \x01(\x0b\x32\x12.crosstrain.v1.Job\"8\n\x12\x43ompareRunsRequest\x12\x10\n\x08run_id_a\x18\x01 \x01(\t\x12\x10\n\x08run_id_b\x18\x02 \x01(\t\"\xbc\x02\n\x13\x43ompareRunsResponse\x12\x16\n\x0esteps_compared\x18\x01 \x01(\x03\x12\x14\n\x0closses_equal\x18\x02 \x01(\x08\x12\x1c\n\x14\x66irst_different_step\x18\x03 \x01(\x03\x12\x1a\n\x12max_abs_difference\x18\x04 \x01(\x01\x12\x1b\n\x13max_difference_step\x18\x05 \x01(\x03\x12\x14\n\x0chorizon_step\x18\x06 \x01(\x03\x12\x37\n\x10\x66\x61\x63t_differences\x18\x07 \x03(\x0b\x32\x1d.crosstrain.v1.FactDifference\x12\'\n\x07verdict\x18\x08 \x01(\x0e\x32\x16.crosstrain.v1.Verdict\x12\x16\n\x0everdict_digest\x18\t \x01(\t\x12\x10\n\x08sentence\x18\n \x01(\t\"@\n\x0e\x46\x61\x63tDifference\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07value_a\x18\x02 \x01(\t\x12\x0f\n\x07value_b\x18\x03 \x01(\t\"\x14\n\x12ListEnginesRequest\"G\n\x13ListEnginesResponse\x12\x30\n\x07\x65ngines\x18\x01 \x03(\x0b\x32\x1f.crosstrain.v1.RegisteredEngine\"\xc6\x01\n\x10RegisteredEngine\x12\x35\n\x0b\x64\x65scription\x18\x01 \x01(\x0b\x32 .crosstrain.v1.EngineDescription\x12\x0f\n\x07service\x18\x02 \x01(\t\x12\x0f\n\x07healthy\x18\x03 \x01(\x08\x12\x11\n\tpreferred\x18\x04 \x01(\x08\x12\x13\n\x0b\x61\x63tive_runs\x18\x05 \x01(\x05\x12\x31\n\x07\x64\x65vices\x18\x06 \x03(\x0b\x32 .crosstrain.v1.DeviceDescription\"M\n\x16RegisterServiceRequest\x12\x0f\n\x07service\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x11\n\tpreferred\x18\x03 \x01(\x08\"0\n\x17RegisterServiceResponse\x12\x15\n\rlease_seconds\x18\x01 \x01(\x05*\x7f\n\x07Verdict\x12\x17\n\x13VERDICT_UNSPECIFIED\x10\x00\x12\x15\n\x11VERDICT_IDENTICAL\x10\x01\x12\x14\n\x10VERDICT_ROUNDING\x10\x02\x12\x14\n\x10VERDICT_MISMATCH\x10\x03\x12\x18\n\x14VERDICT_INCONCLUSIVE\x10\x04*\xb7\x01\n\nRunPurpose\x12\x1b\n\x17RUN_PURPOSE_UNSPECIFIED\x10\x00\x12\x15\n\x11RUN_PURPOSE_TRAIN\x10\x01\x12\x18\n\x14RUN_PURPOSE_EVALUATE\x10\x02\x12\x15\n\x11RUN_PURPOSE_PROBE\x10\x03\x12\x18\n\x14RUN_PURPOSE_ENVELOPE\x10\x04\x12\x14\n\x10RUN_PURPOSE_FLIP\x10\x05\x12\x14\n\x10RUN_PURPOSE_SEED\x10\x06*\x84\x01\n\x08JobState\x12\x19\n\x15JOB_STATE_UNSPECIFIED\x10\x00\x12\x15\n\x11JOB_STATE_RUNNING\x10\x01\x12\x17\n\x13JOB_STATE_SUCCEEDED\x10\x02\x12\x14\n\x10JOB_STATE_FAILED\x10\x03\x12\x17\n\x13JOB_STATE_CANCELLED\x10\x04\x32\xa5\x05\n\x12\x43oordinatorService\x12N\n\tCreateJob\x12\x1f.crosstrain.v1.CreateJobRequest\x1a .crosstrain.v1.CreateJobResponse\x12\x45\n\x06GetJob\x12\x1c.crosstrain.v1.GetJobRequest\x1a\x1d.crosstrain.v1.GetJobResponse\x12K\n\x08ListJobs\x12\x1e.crosstrain.v1.ListJobsRequest\x1a\x1f.crosstrain.v1.ListJobsResponse\x12M\n\x08WatchJob\x12\x1e.crosstrain.v1.WatchJobRequest\x1a\x1f.crosstrain.v1.WatchJobResponse0\x01\x12N\n\tCancelJob\x12\x1f.crosstrain.v1.CancelJobRequest\x1a .crosstrain.v1.CancelJobResponse\x12T\n\x0b\x43ompareRuns\x12!.crosstrain.v1.CompareRunsRequest\x1a\".crosstrain.v1.CompareRunsResponse\x12T\n\x0bListEngines\x12!.crosstrain.v1.ListEnginesRequest\x1a\".crosstrain.v1.ListEnginesResponse\x12`\n\x0fRegisterService\x12%.crosstrain.v1.RegisterServiceRequest\x1a&.crosstrain.v1.RegisterServiceResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1f\x63rosstrain/v1/coordinator.proto\x12\rcrosstrain.v1\x1a\x18\x63rosstrain/v1/data.proto\x1a\x1a\x63rosstrain/v1/errors.proto\x1a\x17\x63rosstrain/v1/run.proto\x1a\x1b\x63rosstrain/v1/service.proto\x1a\x1c\x63rosstrain/v1/training.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xaa\x01\n\x10\x43reateJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x10\n\x08\x64ocument\x18\x02 \x01(\t\x12%\n\x05train\x18\x03 \x01(\x0b\x32\x16.crosstrain.v1.Dataset\x12$\n\x04test\x18\x04 \x01(\x0b\x32\x16.crosstrain.v1.Dataset\x12\'\n\x07remarks\x18\x05 \x03(\x0b\x32\x16.crosstrain.v1.LogLine\"4\n\x11\x43reateJobResponse\x12\x1f\n\x03job\x18\x01 \x01(\x0b\x32\x12.crosstrain.v1.Job\"\xc0\x04\n\x03Job\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12&\n\x05state\x18\x03 \x01(\x0e\x32\x17.crosstrain.v1.JobState\x12/\n\x0b\x63reate_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12,\n\x08\x65nd_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12#\n\x04runs\x18\x06 \x03(\x0b\x32\x15.crosstrain.v1.JobRun\x12#\n\x05\x65rror\x18\x07 \x01(\x0b\x32\x14.crosstrain.v1.Error\x12\x15\n\rlast_sequence\x18\x08 \x01(\x03\x12\x10\n\x08\x64ocument\x18\t \x01(\t\x12%\n\x05train\x18\n \x01(\x0b\x32\x16.crosstrain.v1.Dataset\x12$\n\x04test\x18\x0b \x01(\x0b\x32\x16.crosstrain.v1.Dataset\x12\x1e\n\x16initial_weights_digest\x18\x0c \x01(\t\x12\x1d\n\x15learning_rates_digest\x18\r \x01(\t\x12\'\n\x07remarks\x18\x0e \x03(\x0b\x32\x16.crosstrain.v1.LogLine\x12\'\n\x07verdict\x18\x0f \x01(\x0e\x32\x16.crosstrain.v1.Verdict\x12\x16\n\x0everdict_digest\x18\x10 \x01(\t\x12+\n\rverdict_error\x18\x11 \x01(\x0b\x32\x14.crosstrain.v1.Error\"\x85\x03\n\x06JobRun\x12\x0e\n\x06repeat\x18\x01 \x01(\x05\x12\x0f\n\x07service\x18\x02 \x01(\t\x12\x1f\n\x03run\x18\x03 \x01(\x0b\x32\x12.crosstrain.v1.Run\x12*\n\x06result\x18\x04 \x01(\x0b\x32\x1a.crosstrain.v1.TrainResult\x12-\n\x0b\x65valuations\x18\x05 \x03(\x0b\x32\x18.crosstrain.v1.Evaluated\x12*\n\x07purpose\x18\x06 \x01(\x0e\x32\x19.crosstrain.v1.RunPurpose\x12\x1a\n\x12\x63\x65rtificate_digest\x18\x07 \x01(\t\x12/\n\x11\x63\x65rtificate_error\x18\x08 \x01(\x0b\x32\x14.crosstrain.v1.Error\x12\x0f\n\x07variant\x18\t \x01(\t\x12)\n\x08parallel\x18\n \x01(\x0b\x32\x17.crosstrain.v1.Parallel\x12)\n\x07members\x18\x0b \x03(\x0b\x32\x18.crosstrain.v1.RunMember\"+\n\tRunMember\x12\x0f\n\x07service\x18\x01 \x01(\t\x12\r\n\x05ranks\x18\x02 \x01(\x05\"\x1f\n\rGetJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\"1\n\x0eGetJobResponse\x12\x1f\n\x03job\x18\x01 \x01(\x0b\x32\x12.crosstrain.v1.Job\"8\n\x0fListJobsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\"M\n\x10ListJobsResponse\x12 \n\x04jobs\x18\x01 \x03(\x0b\x32\x12.crosstrain.v1.Job\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"9\n\x0fWatchJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x16\n\x0e\x61\x66ter_sequence\x18\x02 \x01(\x03\";\n\x10WatchJobResponse\x12\'\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x17.crosstrain.v1.JobEvent\"\x9e\x02\n\x08JobEvent\x12\x10\n\x08sequence\x18\x01 \x01(\x03\x12,\n\trun_event\x18\x02 \x01(\x0b\x32\x17.crosstrain.v1.RunEventH\x00\x12\x37\n\rstate_changed\x18\x03 \x01(\x0b\x32\x1e.crosstrain.v1.JobStateChangedH\x00\x12,\n\x0brun_changed\x18\x04 \x01(\x0b\x32\x15.crosstrain.v1.JobRunH\x00\x12\x38\n\x0fverdict_reached\x18\x06 \x01(\x0b\x32\x1d.crosstrain.v1.VerdictReachedH\x00\x12(\n\x04time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x07\n\x05\x65vent\"\x80\x01\n\x0eVerdictReached\x12\'\n\x07verdict\x18\x01 \x01(\x0e\x32\x16.crosstrain.v1.Verdict\x12\x0e\n\x06\x64igest\x18\x02 \x01(\t\x12\x10\n\x08sentence\x18\x03 \x01(\t\x12#\n\x05\x65rror\x18\x04 \x01(\x0b\x32\x14.crosstrain.v1.Error\"^\n\x0fJobStateChanged\x12&\n\x05state\x18\x01 \x01(\x0e\x32\x17.crosstrain.v1.JobState\x12#\n\x05\x65rror\x18\x02 \x01(\x0b\x32\x14.crosstrain.v1.Error\"\"\n\x10\x43\x61ncelJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\"4\n\x11\x43\x61ncelJobResponse\x12\x1f\n\x03job\x18\x01 \x01(\x0b\x32\x12.crosstrain.v1.Job\"8\n\x12\x43ompareRunsRequest\x12\x10\n\x08run_id_a\x18\x01 \x01(\t\x12\x10\n\x08run_id_b\x18\x02 \x01(\t\"\xbc\x02\n\x13\x43ompareRunsResponse\x12\x16\n\x0esteps_compared\x18\x01 \x01(\x03\x12\x14\n\x0closses_equal\x18\x02 \x01(\x08\x12\x1c\n\x14\x66irst_different_step\x18\x03 \x01(\x03\x12\x1a\n\x12max_abs_difference\x18\x04 \x01(\x01\x12\x1b\n\x13max_difference_step\x18\x05 \x01(\x03\x12\x14\n\x0chorizon_step\x18\x06 \x01(\x03\x12\x37\n\x10\x66\x61\x63t_differences\x18\x07 \x03(\x0b\x32\x1d.crosstrain.v1.FactDifference\x12\'\n\x07verdict\x18\x08 \x01(\x0e\x32\x16.crosstrain.v1.Verdict\x12\x16\n\x0everdict_digest\x18\t \x01(\t\x12\x10\n\x08sentence\x18\n \x01(\t\"@\n\x0e\x46\x61\x63tDifference\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07value_a\x18\x02 \x01(\t\x12\x0f\n\x07value_b\x18\x03 \x01(\t\"\x14\n\x12ListEnginesRequest\"G\n\x13ListEnginesResponse\x12\x30\n\x07\x65ngines\x18\x01 \x03(\x0b\x32\x1f.crosstrain.v1.RegisteredEngine\"\xc6\x01\n\x10RegisteredEngine\x12\x35\n\x0b\x64\x65scription\x18\x01 \x01(\x0b\x32 .crosstrain.v1.EngineDescription\x12\x0f\n\x07service\x18\x02 \x01(\t\x12\x0f\n\x07healthy\x18\x03 \x01(\x08\x12\x11\n\tpreferred\x18\x04 \x01(\x08\x12\x13\n\x0b\x61\x63tive_runs\x18\x05 \x01(\x05\x12\x31\n\x07\x64\x65vices\x18\x06 \x03(\x0b\x32 .crosstrain.v1.DeviceDescription\"M\n\x16RegisterServiceRequest\x12\x0f\n\x07service\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x11\n\tpreferred\x18\x03 \x01(\x08\"0\n\x17RegisterServiceResponse\x12\x15\n\rlease_seconds\x18\x01 \x01(\x05*\x7f\n\x07Verdict\x12\x17\n\x13VERDICT_UNSPECIFIED\x10\x00\x12\x15\n\x11VERDICT_IDENTICAL\x10\x01\x12\x14\n\x10VERDICT_ROUNDING\x10\x02\x12\x14\n\x10VERDICT_MISMATCH\x10\x03\x12\x18\n\x14VERDICT_INCONCLUSIVE\x10\x04*\xb7\x01\n\nRunPurpose\x12\x1b\n\x17RUN_PURPOSE_UNSPECIFIED\x10\x00\x12\x15\n\x11RUN_PURPOSE_TRAIN\x10\x01\x12\x18\n\x14RUN_PURPOSE_EVALUATE\x10\x02\x12\x15\n\x11RUN_PURPOSE_PROBE\x10\x03\x12\x18\n\x14RUN_PURPOSE_ENVELOPE\x10\x04\x12\x14\n\x10RUN_PURPOSE_FLIP\x10\x05\x12\x14\n\x10RUN_PURPOSE_SEED\x10\x06*\x84\x01\n\x08JobState\x12\x19\n\x15JOB_STATE_UNSPECIFIED\x10\x00\x12\x15\n\x11JOB_STATE_RUNNING\x10\x01\x12\x17\n\x13JOB_STATE_SUCCEEDED\x10\x02\x12\x14\n\x10JOB_STATE_FAILED\x10\x03\x12\x17\n\x13JOB_STATE_CANCELLED\x10\x04\x32\xa5\x05\n\x12\x43oordinatorService\x12N\n\tCreateJob\x12\x1f.crosstrain.v1.CreateJobRequest\x1a .crosstrain.v1.CreateJobResponse\x12\x45\n\x06GetJob\x12\x1c.crosstrain.v1.GetJobRequest\x1a\x1d.crosstrain.v1.GetJobResponse\x12K\n\x08ListJobs\x12\x1e.crosstrain.v1.ListJobsRequest\x1a\x1f.crosstrain.v1.ListJobsResponse\x12M\n\x08WatchJob\x12\x1e.crosstrain.v1.WatchJobRequest\x1a\x1f.crosstrain.v1.WatchJobResponse0\x01\x12N\n\tCancelJob\x12\x1f.crosstrain.v1.CancelJobRequest\x1a .crosstrain.v1.CancelJobResponse\x12T\n\x0b\x43ompareRuns\x12!.crosstrain.v1.CompareRunsRequest\x1a\".crosstrain.v1.CompareRunsResponse\x12T\n\x0bListEngines\x12!.crosstrain.v1.ListEnginesRequest\x1a\".crosstrain.v1.ListEnginesResponse\x12`\n\x0fRegisterService\x12%.crosstrain.v1.RegisterServiceRequest\x1a&.crosstrain.v1.RegisterServiceResponseb\x06proto3')
 
 _VERDICT = DESCRIPTOR.enum_types_by_name['Verdict']
 Verdict = enum_type_wrapper.EnumTypeWrapper(_VERDICT)
@@ -52,6 +52,7 @@ _CREATEJOBREQUEST = DESCRIPTOR.message_types_by_name['CreateJobRequest']
 _CREATEJOBRESPONSE = DESCRIPTOR.message_types_by_name['CreateJobResponse']
 _JOB = DESCRIPTOR.message_types_by_name['Job']
 _JOBRUN = DESCRIPTOR.message_types_by_name['JobRun']
+_RUNMEMBER = DESCRIPTOR.message_types_by_name['RunMember']
 _GETJOBREQUEST = DESCRIPTOR.message_types_by_name['GetJobRequest']
 _GETJOBRESPONSE = DESCRIPTOR.message_types_by_name['GetJobResponse']
 _LISTJOBSREQUEST = DESCRIPTOR.message_types_by_name['ListJobsRequest']
@@ -98,6 +99,13 @@ JobRun = _reflection.GeneratedProtocolMessageType('JobRun', (_message.Message,),
   # @@protoc_insertion_point(class_scope:crosstrain.v1.JobRun)
   })
 _sym_db.RegisterMessage(JobRun)
+
+RunMember = _reflection.GeneratedProtocolMessageType('RunMember', (_message.Message,), {
+  'DESCRIPTOR' : _RUNMEMBER,
+  '__module__' : 'crosstrain_protos.v1.coordinator_pb2'
+  # @@protoc_insertion_point(class_scope:crosstrain.v1.RunMember)
+  })
+_sym_db.RegisterMessage(RunMember)
 
 GetJobRequest = _reflection.GeneratedProtocolMessageType('GetJobRequest', (_message.Message,), {
   'DESCRIPTOR' : _GETJOBREQUEST,
@@ -236,12 +244,12 @@ _COORDINATORSERVICE = DESCRIPTOR.services_by_name['CoordinatorService']
 if _descriptor._USE_C_DESCRIPTORS == False:
 
   DESCRIPTOR._options = None
-  _VERDICT._serialized_start=3191
-  _VERDICT._serialized_end=3318
-  _RUNPURPOSE._serialized_start=3321
-  _RUNPURPOSE._serialized_end=3504
-  _JOBSTATE._serialized_start=3507
-  _JOBSTATE._serialized_end=3639
+  _VERDICT._serialized_start=3279
+  _VERDICT._serialized_end=3406
+  _RUNPURPOSE._serialized_start=3409
+  _RUNPURPOSE._serialized_end=3592
+  _JOBSTATE._serialized_start=3595
+  _JOBSTATE._serialized_end=3727
   _CREATEJOBREQUEST._serialized_start=222
   _CREATEJOBREQUEST._serialized_end=392
   _CREATEJOBRESPONSE._serialized_start=394
@@ -249,45 +257,47 @@ if _descriptor._USE_C_DESCRIPTORS == False:
   _JOB._serialized_start=449
   _JOB._serialized_end=1025
   _JOBRUN._serialized_start=1028
-  _JOBRUN._serialized_end=1374
-  _GETJOBREQUEST._serialized_start=1376
-  _GETJOBREQUEST._serialized_end=1407
-  _GETJOBRESPONSE._serialized_start=1409
-  _GETJOBRESPONSE._serialized_end=1458
-  _LISTJOBSREQUEST._serialized_start=1460
-  _LISTJOBSREQUEST._serialized_end=1516
-  _LISTJOBSRESPONSE._serialized_start=1518
-  _LISTJOBSRESPONSE._serialized_end=1595
-  _WATCHJOBREQUEST._serialized_start=1597
-  _WATCHJOBREQUEST._serialized_end=1654
-  _WATCHJOBRESPONSE._serialized_start=1656
-  _WATCHJOBRESPONSE._serialized_end=1715
-  _JOBEVENT._serialized_start=1718
-  _JOBEVENT._serialized_end=2004
-  _VERDICTREACHED._serialized_start=2007
-  _VERDICTREACHED._serialized_end=2135
-  _JOBSTATECHANGED._serialized_start=2137
-  _JOBSTATECHANGED._serialized_end=2231
-  _CANCELJOBREQUEST._serialized_start=2233
-  _CANCELJOBREQUEST._serialized_end=2267
-  _CANCELJOBRESPONSE._serialized_start=2269
-  _CANCELJOBRESPONSE._serialized_end=2321
-  _COMPARERUNSREQUEST._serialized_start=2323
-  _COMPARERUNSREQUEST._serialized_end=2379
-  _COMPARERUNSRESPONSE._serialized_start=2382
-  _COMPARERUNSRESPONSE._serialized_end=2698
-  _FACTDIFFERENCE._serialized_start=2700
-  _FACTDIFFERENCE._serialized_end=2764
-  _LISTENGINESREQUEST._serialized_start=2766
-  _LISTENGINESREQUEST._serialized_end=2786
-  _LISTENGINESRESPONSE._serialized_start=2788
-  _LISTENGINESRESPONSE._serialized_end=2859
-  _REGISTEREDENGINE._serialized_start=2862
-  _REGISTEREDENGINE._serialized_end=3060
-  _REGISTERSERVICEREQUEST._serialized_start=3062
-  _REGISTERSERVICEREQUEST._serialized_end=3139
-  _REGISTERSERVICERESPONSE._serialized_start=3141
-  _REGISTERSERVICERESPONSE._serialized_end=3189
-  _COORDINATORSERVICE._serialized_start=3642
-  _COORDINATORSERVICE._serialized_end=4319
+  _JOBRUN._serialized_end=1417
+  _RUNMEMBER._serialized_start=1419
+  _RUNMEMBER._serialized_end=1462
+  _GETJOBREQUEST._serialized_start=1464
+  _GETJOBREQUEST._serialized_end=1495
+  _GETJOBRESPONSE._serialized_start=1497
+  _GETJOBRESPONSE._serialized_end=1546
+  _LISTJOBSREQUEST._serialized_start=1548
+  _LISTJOBSREQUEST._serialized_end=1604
+  _LISTJOBSRESPONSE._serialized_start=1606
+  _LISTJOBSRESPONSE._serialized_end=1683
+  _WATCHJOBREQUEST._serialized_start=1685
+  _WATCHJOBREQUEST._serialized_end=1742
+  _WATCHJOBRESPONSE._serialized_start=1744
+  _WATCHJOBRESPONSE._serialized_end=1803
+  _JOBEVENT._serialized_start=1806
+  _JOBEVENT._serialized_end=2092
+  _VERDICTREACHED._serialized_start=2095
+  _VERDICTREACHED._serialized_end=2223
+  _JOBSTATECHANGED._serialized_start=2225
+  _JOBSTATECHANGED._serialized_end=2319
+  _CANCELJOBREQUEST._serialized_start=2321
+  _CANCELJOBREQUEST._serialized_end=2355
+  _CANCELJOBRESPONSE._serialized_start=2357
+  _CANCELJOBRESPONSE._serialized_end=2409
+  _COMPARERUNSREQUEST._serialized_start=2411
+  _COMPARERUNSREQUEST._serialized_end=2467
+  _COMPARERUNSRESPONSE._serialized_start=2470
+  _COMPARERUNSRESPONSE._serialized_end=2786
+  _FACTDIFFERENCE._serialized_start=2788
+  _FACTDIFFERENCE._serialized_end=2852
+  _LISTENGINESREQUEST._serialized_start=2854
+  _LISTENGINESREQUEST._serialized_end=2874
+  _LISTENGINESRESPONSE._serialized_start=2876
+  _LISTENGINESRESPONSE._serialized_end=2947
+  _REGISTEREDENGINE._serialized_start=2950
+  _REGISTEREDENGINE._serialized_end=3148
+  _REGISTERSERVICEREQUEST._serialized_start=3150
+  _REGISTERSERVICEREQUEST._serialized_end=3227
+  _REGISTERSERVICERESPONSE._serialized_start=3229
+  _REGISTERSERVICERESPONSE._serialized_end=3277
+  _COORDINATORSERVICE._serialized_start=3730
+  _COORDINATORSERVICE._serialized_end=4407
 # @@protoc_insertion_point(module_scope)

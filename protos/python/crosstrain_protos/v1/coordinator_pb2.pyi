@@ -335,6 +335,7 @@ class JobRun(_message.Message):
     CERTIFICATE_ERROR_FIELD_NUMBER: _builtins.int
     VARIANT_FIELD_NUMBER: _builtins.int
     PARALLEL_FIELD_NUMBER: _builtins.int
+    MEMBERS_FIELD_NUMBER: _builtins.int
     repeat: _builtins.int
     """Repeat, from 0."""
     service: _builtins.str
@@ -367,6 +368,10 @@ class JobRun(_message.Message):
     def parallel(self) -> _training_pb2.Parallel:
         """How training is spread, with the backend that was chosen; unset with one rank."""
 
+    @_builtins.property
+    def members(self) -> _containers.RepeatedCompositeFieldContainer[Global___RunMember]:
+        """The services that a run spans, the one that leads and reports first; empty where one service has all ranks."""
+
     def __init__(
         self,
         *,
@@ -380,14 +385,41 @@ class JobRun(_message.Message):
         certificate_error: _errors_pb2.Error | None = ...,
         variant: _builtins.str = ...,
         parallel: _training_pb2.Parallel | None = ...,
+        members: _abc.Iterable[Global___RunMember] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["certificate_error", b"certificate_error", "parallel", b"parallel", "result", b"result", "run", b"run"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["certificate_digest", b"certificate_digest", "certificate_error", b"certificate_error", "evaluations", b"evaluations", "parallel", b"parallel", "purpose", b"purpose", "repeat", b"repeat", "result", b"result", "run", b"run", "service", b"service", "variant", b"variant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["certificate_digest", b"certificate_digest", "certificate_error", b"certificate_error", "evaluations", b"evaluations", "members", b"members", "parallel", b"parallel", "purpose", b"purpose", "repeat", b"repeat", "result", b"result", "run", b"run", "service", b"service", "variant", b"variant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___JobRun: _TypeAlias = JobRun  # noqa: Y015
+
+@_typing.final
+class RunMember(_message.Message):
+    """One of the services that a run spans."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SERVICE_FIELD_NUMBER: _builtins.int
+    RANKS_FIELD_NUMBER: _builtins.int
+    service: _builtins.str
+    """Name of the service instance."""
+    ranks: _builtins.int
+    """Ranks that it has."""
+    def __init__(
+        self,
+        *,
+        service: _builtins.str = ...,
+        ranks: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ranks", b"ranks", "service", b"service"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RunMember: _TypeAlias = RunMember  # noqa: Y015
 
 @_typing.final
 class GetJobRequest(_message.Message):
