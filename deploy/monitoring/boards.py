@@ -179,6 +179,9 @@ HEALTH = Board(
             Panel("Restarts of processes, per hour", (Query(
                 "sum by (engine, version) (rate(crosstrain_run_restarts_total[$__rate_interval])) * 3600",
                 _ENGINE),)),
+            Panel("Lost ranks, per hour", (Query(
+                "sum by (engine, version) (rate(crosstrain_run_ranks_lost_total[$__rate_interval])) * 3600",
+                _ENGINE),)),
             Panel("Fan-out, 95th percentile", (Query(
                 "histogram_quantile(0.95, sum by (service, le) "
                 "(rate(crosstrain_coordinator_fanout_duration_seconds_bucket[$__range])))", "{{service}}"),), "s"),

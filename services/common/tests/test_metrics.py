@@ -106,6 +106,22 @@ def test_steps_are_counted_without_the_first_of_each_process():
     assert get("crosstrain_step_first_duration_seconds", WHERE) == 2
 
 
+def test_ranks_are_counted_with_what_they_wait_for():
+    run = Run()
+    run.event(attempt_started=run_pb2.AttemptStarted(ranks=2))
+    slow = run_pb2.RankTimes(step_seconds=[0.4], compute_seconds=[0.3], sync_seconds=[0.0], samples=[32])
+    quick = run_pb2.RankTimes(step_seconds=[0.4], compute_seconds=[0.1], sync_seconds=[0.2], samples=[32])
+    run.event(steps=run_pb2.StepRecords(
+        loss=[1.0], learning_rate=[0.1], step_seconds=[0.4], data_seconds=[0], copy_seconds=[0], compute_seconds=[0.3],
+        sync_seconds=[0], callback_seconds=[0], samples=[64], ranks=[slow, quick]))
+    run.event(rank_lost=run_pb2.RankLost(rank=1, reason="ended by signal SIGKILL"))
+    by_run = ("r", "torch", "2")
+    assert run.values.get("crosstrain_run_ranks", by_run) == 2
+    assert run.values.get("crosstrain_run_sync_ratio", by_run) == pytest.approx(0.25)
+    assert run.values.get("crosstrain_run_rank_imbalance_ratio", by_run) == pytest.approx(1.5)
+    assert run.values.get("crosstrain_run_ranks_lost_total", WHERE) == 1
+
+
 def test_gauges_of_a_run_are_shown_once_after_its_end_and_never_again():
     run = Run()
     run.start()
@@ -162,7 +178,7 @@ def test_names_labels_and_units_follow_the_rules():
     plain = {"crosstrain_run_loss", "crosstrain_run_steps", "crosstrain_run_learning_rate",
              "crosstrain_run_epoch_train_loss", "crosstrain_run_test_loss", "crosstrain_service_engine_available",
              "crosstrain_service_registered", "crosstrain_service_active_runs", "crosstrain_service_queue_runs",
-             "crosstrain_service_watchers"}
+             "crosstrain_service_watchers", "crosstrain_run_ranks"}
     everything = (*service_metrics.METRICS, *run_metrics.METRICS, *run_metrics.GAUGES)
     assert len({metric.name for metric in everything}) == len(everything)
     for metric in everything:

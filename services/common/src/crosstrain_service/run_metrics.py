@@ -32,6 +32,8 @@ METRICS = (
            (*_WHERE, "stage")),
     Metric("crosstrain_run_checkpoint_duration_seconds", SUMMARY, "Wall time of completed checkpoints.", _WHERE),
     Metric("crosstrain_run_restarts_total", COUNTER, "Processes of runs started again after one ended early.", _WHERE),
+    Metric("crosstrain_run_ranks_lost_total", COUNTER,
+           "Ranks of runs that died, hung or could not be reached any more.", _WHERE),
     Metric("crosstrain_run_ended_total", COUNTER, "Runs that ended, by kind and state.",
            ("engine", "version", "kind", "state")),
     Metric("crosstrain_run_failures_total", COUNTER, "Runs that failed, by the reason in docs/errors.md.",
@@ -50,6 +52,11 @@ GAUGES = (
     Metric("crosstrain_run_test_loss", GAUGE, "Mean loss over the test data after the newest epoch.", _RUN),
     Metric("crosstrain_run_test_accuracy_ratio", GAUGE,
            "Share of correct predictions on the test data after the newest epoch.", _RUN),
+    Metric("crosstrain_run_ranks", GAUGE, "Ranks that train together in the present attempt.", _RUN),
+    Metric("crosstrain_run_sync_ratio", GAUGE,
+           "Share of the newest steps that ranks waited for one another, the mean over ranks.", _RUN),
+    Metric("crosstrain_run_rank_imbalance_ratio", GAUGE,
+           "Compute time of the slowest rank over the mean of all ranks in the newest steps.", _RUN),
     Metric("crosstrain_run_memory_bytes", GAUGE, "Resident memory of the run's process and its ranks.", _RUN),
     Metric("crosstrain_run_memory_peak_bytes", GAUGE, "Peak of that so far.", _RUN),
     Metric("crosstrain_run_memory_after_import_bytes", GAUGE,
@@ -95,7 +102,7 @@ class RunMetrics:
             for stage in STAGES:
                 self._values.observe("crosstrain_run_setup_duration_seconds", (*where, stage), ())
             for name in ("crosstrain_step_samples_total", "crosstrain_run_epochs_total",
-                         "crosstrain_run_restarts_total"):
+                         "crosstrain_run_restarts_total", "crosstrain_run_ranks_lost_total"):
                 self._values.add(name, where, 0)
         for kind in ("train", "evaluate", "probe"):
             for state in ENDED:
@@ -114,6 +121,10 @@ class RunMetrics:
             self._first[run.run_id] = event.attempt_started.resume_step
             if event.attempt > 1:
                 values.add("crosstrain_run_restarts_total", where)
+            if event.attempt_started.ranks:
+                values.set("crosstrain_run_ranks", event.attempt_started.ranks, by_run)
+        elif kind == "rank_lost":
+            values.add("crosstrain_run_ranks_lost_total", where)
         elif kind == "steps":
             self._steps(event.steps, where, by_run)
         elif kind == "setup_done":
@@ -154,6 +165,18 @@ class RunMetrics:
         values.set("crosstrain_run_learning_rate", steps.learning_rate[-1], by_run)
         if steps.correct and steps.samples[-1]:
             values.set("crosstrain_run_batch_accuracy_ratio", steps.correct[-1] / steps.samples[-1], by_run)
+
+        if steps.ranks:
+            self._ranks(steps, by_run)
+
+    def _ranks(self, steps: run_pb2.StepRecords, by_run: tuple) -> None:
+        compute = np.array([sum(times.compute_seconds) for times in steps.ranks])
+        sync = sum(sum(times.sync_seconds) for times in steps.ranks)
+        whole = sum(sum(times.step_seconds) for times in steps.ranks)
+        if whole > 0:
+            self._values.set("crosstrain_run_sync_ratio", sync / whole, by_run)
+        if compute.mean() > 0:
+            self._values.set("crosstrain_run_rank_imbalance_ratio", float(compute.max() / compute.mean()), by_run)
 
     def _resources(self, sample: run_pb2.ResourceSample, by_run: tuple) -> None:
         for name in ("memory_bytes", "memory_peak_bytes", "memory_after_import_bytes", "cpu_seconds"):
