@@ -56,3 +56,13 @@ def test_data_parallel(size):
     assert all(rank.bytes == 4 * sum(value.nbytes for value in one.parameters.values()) for rank in several)
     for other in several[1:]:
         assert ranks.deviation(several[0].parameters, other.parameters) == 0
+
+
+@pytest.mark.parametrize("parallel", [
+    Parallel(tensor=2), Parallel(tensor=3), Parallel(pipeline=2), Parallel(pipeline=3, micro_batches=2),
+    Parallel(data=2, tensor=2), Parallel(data=2, pipeline=2), Parallel(tensor=2, pipeline=2),
+], ids=str)
+def test_parts_of_the_network(parallel):
+    given = batches(SMALL, (13, 13, 6, 1))
+    rules = settings("adam", clip_norm=0.5, weight_decay=WeightDecay(0.01))
+    check(SMALL, rules, given, parallel, 1e-12, precision="float64")

@@ -12,7 +12,7 @@ import datetime
 import os
 import socket
 import time
-from typing import Any, List, Mapping
+from typing import Any, List, Mapping, Optional
 
 import numpy as np
 import torch
@@ -146,6 +146,12 @@ class NativeWorld(World):
     def close(self) -> None:
         if dist.is_initialized():
             dist.destroy_process_group()
+
+
+def relay(world: World, x: Optional[torch.Tensor], like: torch.Tensor, source: int) -> torch.Tensor:
+    """``x`` of the pipeline's rank ``source``, in all of its ranks; a tensor of the shape and type of ``like``."""
+    sent = torch.zeros_like(like) if x is None else x.detach().to(like.dtype, copy=True)
+    return world.pipeline.add_up(sent.contiguous())
 
 
 def connect(execution: Execution, device: torch.device) -> World:

@@ -11,7 +11,7 @@ The code for device "cuda" has not been run on a GPU.
 """
 
 from collections import OrderedDict
-from typing import Dict, List, Mapping, Tuple
+from typing import Callable, Dict, Iterable, List, Mapping, Tuple
 
 import numpy as np
 import torch
@@ -23,10 +23,12 @@ from crosstrain_service.model import BatchNorm, Model
 from crosstrain_service.training import Execution, Training
 
 from . import device as devices
-from .communication import connect
+from . import partition
+from .communication import connect, relay
 from .model import Network
 from .optimizer import UpdateRule
 from .precision import Precision
+from .sharding import Parts, whole_outputs
 from .steps import DataParallelSteps, Steps
 from .synchronised_norm import Share
 
@@ -39,6 +41,7 @@ _EMULATED = {
     "optimizer.sgd.momentum": "the momentum buffer is rescaled when the learning rate changes",
     "optimizer.sgd.nesterov": "the momentum buffer is rescaled when the learning rate changes",
     "decay.decoupled": "AdamW for adam; for other rules the weights are multiplied before the step",
+    "parallel.tensor": "explicit parts of the weights: DTensor has no rule for convolutions divided by output channels",
     "parallel.batch_norm": "sums over all ranks by differentiable all-reduces; native semantics: nn.SyncBatchNorm, "
                            "on GPUs only",
     "clip.global_norm": "PyTorch's norm, the factor c / max(norm, c); native semantics use clip_grad_norm_",
@@ -50,11 +53,6 @@ _UNSUPPORTED = {
     "compiler.theano:fast_compile": _ELSEWHERE,
     "parallel.mpi": "this build of PyTorch has no MPI",
     "parallel.horovod": "Horovod is not built in this environment",
-    "parallel.tensor": "not offered",
-    "parallel.pipeline": "not offered",
-    "parallel.data_tensor": "not offered",
-    "parallel.data_pipeline": "not offered",
-    "parallel.tensor_pipeline": "not offered",
 }
 _ON_GPU = ("device.cuda", "execution.gpu_memory_growth", "execution.tf32")
 
@@ -88,20 +86,34 @@ class TorchEngine(Engine):
         self._share = Share(self._world.data) if shares > 1 and not execution.native else None
         synchronised = shares > 1 and execution.native and not execution.parallel.local_batch_norm
         self._empties = synchronised and bool(model.layers_of(BatchNorm))
+        stages = partition.stages(model, self._world.pipeline.size)
+        shapes = [model.input_shape] + [model.output_shapes()[model.layers[stage[-1]].name] for stage in stages]
+        self._boundaries = shapes[1:]
         self._network = Network(
             model,
             execution.native,
             sums_channels=self._device.type == "cuda" and execution.deterministic,
             share=self._share,
             synchronised=self._world.data.handle if synchronised else None,
+            layers=stages[self._world.pipeline.index],
+            group=self._world.tensor,
             device=self._device,
             dtype=self._dtype,
         )
-        self._rule = UpdateRule(self._network.trained, training, execution.native)
+        self._parts = Parts(self._world, self._network.shards)
+        trained = self._network.trained
+        self._rule = UpdateRule(trained, training, execution.native, self._parts.norm(list(trained)))
         self._draws = execution.native
-        if shares > 1:
-            self._steps: Steps = DataParallelSteps(self._network, self._precision, execution, self._world)
-            self._steps.settle(torch.zeros((1,) + model.input_shape, device=self._device, dtype=self._dtype))
+        if self._world.pipeline.size > 1:
+            from .pipeline import PipelineSteps
+
+            own = self._world.pipeline.index
+            self._steps: Steps = PipelineSteps(self._network, self._precision, execution, self._world,
+                                               (shapes[own], shapes[own + 1]), self._device)
+        elif shares > 1:
+            parallel = DataParallelSteps(self._network, self._precision, execution, self._world)
+            parallel.settle(torch.zeros((1,) + model.input_shape, device=self._device, dtype=self._dtype))
+            self._steps = parallel
         else:
             self._steps = Steps(self._network, self._precision, execution.accumulation_steps)
         if execution.compiler == "torch.compile":
@@ -112,11 +124,12 @@ class TorchEngine(Engine):
         self._drawn_from = -1
 
     def _seed_share(self, step: int) -> None:
-        """Lets every share of the batch draw dropout of its own, from the seed, its number and the first step."""
-        if not self._draws or self._world.data.size == 1 or self._drawn_from >= 0:
+        """Lets every share and stage draw dropout of its own, from the seed, its numbers and the first step."""
+        if not self._draws or self._world.size == 1 or self._drawn_from >= 0:
             return
         self._drawn_from = step
-        words = np.random.SeedSequence([self._seed, self._world.data.index, step]).generate_state(1, np.uint64)
+        place = [self._seed, self._world.data.index, self._world.pipeline.index, step]
+        words = np.random.SeedSequence(place).generate_state(1, np.uint64)
         torch.manual_seed(int(words[0]))
 
     def _enter(self, batch: Batch) -> None:
@@ -151,10 +164,20 @@ class TorchEngine(Engine):
                 self._precision.update(self._rule, batch.learning_rate, batch.step)
                 loop.step_done(loss, copy_seconds=copy_seconds, sync_seconds=traffic.take_seconds())
 
+    def _through(self, x: torch.Tensor, run: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+        """What ``run`` makes of ``x`` in all stages, one after the other."""
+        if self._world.pipeline.size == 1:
+            return run(x)
+        for stage, shape in enumerate(self._boundaries):
+            own = stage == self._world.pipeline.index
+            x = relay(self._world, run(x) if own else None, x.new_empty((len(x),) + shape), stage)
+        return x
+
     def predict(self, x: np.ndarray) -> np.ndarray:
         self._network.eval()
         with torch.inference_mode(), self._precision.autocast():
-            return devices.to_array(self._network(self._tensor(x)).to(self._dtype))
+            logits = self._through(self._tensor(x), self._network)
+            return devices.to_array(logits.to(self._dtype))
 
     def intermediates(self, batch: Batch) -> Intermediates:
         self._seed_share(batch.step)
@@ -162,76 +185,121 @@ class TorchEngine(Engine):
         traffic = self._world.traffic
         counted = traffic.bytes
         kept = [(buffer, buffer.clone()) for buffer in self._network.buffers()]
-        outputs: List[torch.Tensor] = []
-        hooks = [
-            layer.register_forward_hook(lambda module, inputs, output: outputs.append(output))
-            for layer in self._network
-        ]
         gpus = [self._device] if self._device.type == "cuda" else []
         try:
             # The training step that follows is to draw the same dropout.
             with torch.random.fork_rng(devices=gpus, enabled=self._draws):
-                x = self._tensor(batch.x).requires_grad_()
-                labels = devices.to_tensor(batch.labels, self._device)
-                with self._precision.autocast():
-                    logits = self._network(x, self._masks(batch))
-                loss = functional.cross_entropy(logits.to(self._dtype), labels)
-                trained = self._network.trained
-                # Scaled as in the step, or small gradients would vanish in float16.
-                scale = self._precision.factor()
-                found = torch.autograd.grad(loss * (batch.part * scale), outputs + list(trained.values()))
+                loss, outputs, found = self._differentiated(batch)
         finally:
-            for hook in hooks:
-                hook.remove()
             with torch.no_grad():
                 for buffer, value in kept:
                     buffer.copy_(value)
             traffic.bytes = counted
             traffic.take_seconds()
-        arrays = [devices.to_array(gradient.to(self._dtype) / scale) for gradient in found]
         names = self._network.names
+        arrays = [devices.to_array(gradient.to(self._dtype)) for gradient in found]
         return Intermediates(
-            loss=float(loss.detach()),
-            outputs=OrderedDict(
-                (name, devices.to_array(output.to(self._dtype))) for name, output in zip(names, outputs)),
-            output_gradients=OrderedDict(zip(names, arrays)),
-            gradients=OrderedDict(zip(trained, arrays[len(names):])),
+            loss=loss,
+            outputs=self._of_stages(zip(names, [devices.to_array(output.to(self._dtype)) for output in outputs])),
+            output_gradients=self._of_stages(zip(names, arrays)),
+            gradients=self._parts.whole(OrderedDict(zip(self._network.trained, arrays[len(names):]))),
         )
 
+    def _of_stages(self, pairs: Iterable[Tuple[str, np.ndarray]]) -> Arrays:
+        """The arrays of all pipeline stages in order."""
+        found: Arrays = OrderedDict()
+        for stage in self._world.pipeline.gather_arrays(OrderedDict(pairs)):
+            found.update(stage)
+        return found
+
+    def _differentiated(self, batch: Batch) -> Tuple[float, List[torch.Tensor], List[torch.Tensor]]:
+        """Mean loss, own layers' outputs, and gradients of the whole batch's loss: of these and own parameters."""
+        outputs: List[torch.Tensor] = []
+        hooks = [
+            layer.register_forward_hook(lambda module, inputs, output: outputs.append(output))
+            for layer in self._network
+        ]
+        masks, ends = self._masks(batch), []
+
+        def run(x: torch.Tensor) -> torch.Tensor:
+            x = x.detach().requires_grad_()
+            with self._precision.autocast():
+                y = self._network(x, masks).to(self._dtype)
+            ends.extend([x, y])
+            return y
+
+        try:
+            logits = self._through(self._tensor(batch.x), run)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        pipeline = self._world.pipeline
+        begin, end = ends
+        if pipeline.size > 1:
+            logits = end if pipeline.index == pipeline.size - 1 else logits
+        loss = functional.cross_entropy(logits, devices.to_tensor(batch.labels, self._device))
+        # Scaled as in the step, or small gradients would vanish in float16.
+        scale = self._precision.factor()
+        wanted = outputs + list(self._network.trained.values())
+        found: List[torch.Tensor] = []
+        passed = None
+        for stage in reversed(range(pipeline.size)):
+            gradient = None
+            if stage == pipeline.index:
+                root = loss * (batch.part * scale) if passed is None else end
+                gradient, *found = torch.autograd.grad(root, [begin] + wanted, passed)
+            if stage:
+                passed = relay(self._world, gradient, begin.new_empty((len(begin),) + self._boundaries[stage - 1]), stage)
+        group, cuts = self._network.group, self._network.cuts
+        whole = whole_outputs(found[:len(outputs)], cuts, group) + found[len(outputs):]
+        if scale != 1.0:
+            whole = [gradient.to(self._dtype) / scale for gradient in whole]
+        return float(loss.detach()), whole_outputs(outputs, cuts, group), whole
+
     def parameters(self) -> Arrays:
-        return OrderedDict((name, devices.to_array(value)) for name, value in self._network.trained.items())
+        own = OrderedDict((name, devices.to_array(value)) for name, value in self._network.trained.items())
+        return self._parts.whole(own)
 
     @torch.no_grad()
     def load_parameters(self, parameters: Mapping[str, np.ndarray]) -> None:
         for name, value in self._network.trained.items():
-            value.copy_(self._tensor(parameters[name]))
+            value.copy_(self._tensor(self._parts.cut(name, parameters[name])))
 
     def optimizer_state(self) -> Arrays:
-        return self._rule.canonical_state()
+        return self._parts.whole(self._rule.canonical_state(), _parameter_of_state)
 
     def state(self) -> Arrays:
         tensors = self._network.state_dict()
         found = {"network/" + key: devices.to_array(value) for key, value in tensors.items()}
         found.update(("optimizer/" + key, value) for key, value in self._rule.state().items())
+        found = self._parts.whole(found, self._parameter_of)
         found.update(("precision/" + key, value) for key, value in self._precision.state().items())
-        if self._draws and self._world.data.size == 1:
+        if self._draws and self._world.size == 1:
             found["random/cpu"] = devices.to_array(torch.get_rng_state())
             if self._device.type == "cuda":
                 found["random/cuda"] = devices.to_array(torch.cuda.get_rng_state(self._device))
         return found
 
+    def _parameter_of(self, key: str) -> str:
+        """The parameter that an entry of the state belongs to, or another text."""
+        part, rest = key.split("/", 1)
+        if part == "network":
+            return self._network.keys.get(rest, rest)
+        return rest[len("state/"):].rpartition("/")[0]
+
     def load_state(self, state: Mapping[str, np.ndarray]) -> None:
         parts: Dict[str, Arrays] = {"network": {}, "optimizer": {}, "precision": {}, "random": {}}
         for key, value in state.items():
             part, rest = key.split("/", 1)
-            parts[part][rest] = value
+            parts[part][rest] = self._parts.cut(key, value, self._parameter_of)
         cpu = torch.device("cpu")
-        tensors = {key: devices.to_tensor(value, cpu) for key, value in parts["network"].items()}
+        own = self._network.state_dict()
+        tensors = {key: devices.to_tensor(value, cpu) for key, value in parts["network"].items() if key in own}
         self._network.load_state_dict(tensors)
         self._rule.load_state(parts["optimizer"])
         self._precision.load_state(parts["precision"])
         self._drawn_from = -1
-        if self._world.data.size > 1:
+        if self._world.size > 1:
             # Shares draw anew, each its own.
             return
         for kind, value in parts["random"].items():
@@ -243,17 +311,29 @@ class TorchEngine(Engine):
 
     def batch_statistics(self, x: np.ndarray) -> Dict[str, Tuple[np.ndarray, np.ndarray]]:
         self._network.eval()
+        seen: Dict[str, Tuple[torch.Tensor, torch.Tensor]] = {}
+
+        def run(inputs: torch.Tensor) -> torch.Tensor:
+            found, outputs = self._network.batch_statistics(inputs)
+            seen.update(found)
+            return outputs
+
         with torch.inference_mode(), self._precision.autocast():
-            found = self._network.batch_statistics(self._tensor(x))
-        return {name: (devices.to_array(mean.to(self._dtype)), devices.to_array(var.to(self._dtype)))
-                for name, (mean, var) in found.items()}
+            self._through(self._tensor(x), run)
+        own: Arrays = OrderedDict()
+        for name, pair in seen.items():
+            own.update(("%s %s" % (part, name), devices.to_array(value.to(self._dtype)))
+                       for part, value in zip(("mean", "var"), pair))
+        whole = self._of_stages(own.items())
+        names = [key.split(" ", 1)[1] for key in whole if key.startswith("mean ")]
+        return OrderedDict((name, (whole["mean " + name], whole["var " + name])) for name in names)
 
     def statistics(self) -> Arrays:
         found: Arrays = OrderedDict()
         for name, norm in self._network.norms():
             found[name + ".running_mean"] = devices.to_array(norm.running_mean)
             found[name + ".running_var"] = devices.to_array(norm.running_var)
-        return found
+        return self._of_stages(found.items())
 
     @torch.no_grad()
     def load_statistics(self, statistics: Mapping[str, np.ndarray]) -> None:
@@ -278,3 +358,8 @@ class TorchEngine(Engine):
         self._world.close()
         if self._execution.compiler:
             torch.compiler.reset()
+
+
+def _parameter_of_state(name: str) -> str:
+    """The parameter of a canonical name in the optimizer's state."""
+    return name.rpartition(".")[0]

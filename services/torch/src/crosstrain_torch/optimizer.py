@@ -173,6 +173,9 @@ class UpdateRule:
                 continue
             _, rest = key.split("/", 1)
             name, own = rest.rsplit("/", 1)
+            if name not in self._parameters:
+                # Another rank's.
+                continue
             # PyTorch keeps the step counts, numbers of no dimension, on the CPU.
             device = self._parameters[name].device if value.ndim else torch.device("cpu")
             held[name][own] = to_tensor(np.array(value), device)
