@@ -7,7 +7,9 @@ environment variables before it imports the engine.
 import os
 from typing import Dict
 
-from crosstrain_service.training import Execution
+from crosstrain_service.model import BatchNorm, Model
+from crosstrain_service.parallel import sums
+from crosstrain_service.training import Execution, Training
 
 #: Engines of this package, "module:Class" by name.
 ENGINES = {"caffe": "crosstrain_caffe.engine:CaffeEngine"}
@@ -32,6 +34,8 @@ def environment(engine: str, execution: Execution, run_dir: str) -> Dict[str, st
         "GLOG_minloglevel": "2",
         WORK_FOLDER: os.path.join(run_dir, "caffe"),
     }
+    if execution.parallel.ranks > 1:
+        variables.update(sums.environment())
     if execution.device == "cpu":
         variables["CUDA_VISIBLE_DEVICES"] = ""
     else:
@@ -40,3 +44,17 @@ def environment(engine: str, execution: Execution, run_dir: str) -> Dict[str, st
         if not execution.allow_tf32:
             variables["NVIDIA_TF32_OVERRIDE"] = "0"
     return variables
+
+
+def refusal(engine: str, model: Model, training: Training, execution: Execution) -> str:
+    """Why this engine cannot do what the parts of the request, each for itself, allow; empty if it can."""
+    if execution.parallel.ranks < 2 or not model.layers_of(BatchNorm):
+        return ""
+    if not execution.native:
+        return "engine caffe does not support batch normalisation over several ranks: Caffe's layer sees its rank's share"
+    if not execution.parallel.local_batch_norm:
+        return (
+            "engine caffe normalises over each rank's share of a batch: set parallel.local_batch_norm, "
+            "or train on one rank"
+        )
+    return ""

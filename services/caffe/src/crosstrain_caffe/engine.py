@@ -8,12 +8,15 @@ Native semantics are Caffe's own: output sizes of pooling rounded up (a model on
 is refused), averages over padding included, its dropout, its batch norm statistics (unbiased variance, the old
 weighted 0.999, divided by the sum of weights), and see :mod:`.optimizer`.
 
+With several ranks each computes the gradients of its share, weighted by the share's part in the whole batch, and MPI
+adds them in the blobs before the solver clips, decays and updates.
+
 The code for device "cuda" has not been run on a GPU.
 """
 
 import os
 from collections import OrderedDict
-from typing import Any, Dict, List, Mapping, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 import caffe
 import numpy as np
@@ -22,11 +25,12 @@ from caffe import _crosstrain
 from crosstrain_service.capabilities import declare
 from crosstrain_service.engine import Arrays, Batch, Engine, EngineInfo, Intermediates, Loop
 from crosstrain_service.model import BatchNorm, Dropout, Model
+from crosstrain_service.parallel import sums
 from crosstrain_service.training import Execution, Training
 
 from . import device as devices
 from . import snapshots
-from .features import EMULATED, EXACT, ON_GPU, UNSUPPORTED
+from .features import EMULATED, EXACT, ON_GPU, PARALLEL, UNSUPPORTED
 from .model import LABELS, LOSS, PREDICT, STATISTICS, TRAIN, Network, X, network, place
 from .optimizer import UpdateRule, solver_message
 
@@ -45,12 +49,17 @@ class CaffeEngine(Engine):
         obstacle = devices.cuda_obstacle()
         if obstacle:
             unsupported.update((name, obstacle) for name in ON_GPU)
+        obstacle = sums.obstacle()
+        if obstacle:
+            unsupported.update((name, obstacle) for name in PARALLEL)
         exact = [name for name in EXACT if name not in unsupported]
         return EngineInfo(cls.name, caffe.__version__, declare(exact, EMULATED, unsupported), devices.libraries())
 
     def __init__(self, model: Model, training: Training, execution: Execution) -> None:
         devices.configure(execution)
+        self._sums = sums.Sums(execution.ranks) if execution.ranks.size > 1 else None
         self._model = model
+        self._seed = training.seed
         self._execution = execution
         self._native = execution.native
         self._folder = devices.work_folder()
@@ -64,6 +73,9 @@ class CaffeEngine(Engine):
         self._parameters = OrderedDict(
             (name, (self._blob(name), shape)) for name, shape in model.parameter_shapes().items())
         self._rule = UpdateRule(self._solver, self._parameters, training, self._native)
+        if self._sums is not None:
+            # The solver calls it between backward pass and update.
+            self._solver.add_callback(lambda: None, self._add_gradients)
         self._draws = self._native and bool(model.layers_of(Dropout))
         self._others: Dict[str, Tuple[Any, Network]] = {}
         self._statistics_set = False
@@ -82,14 +94,31 @@ class CaffeEngine(Engine):
         return self._net.params[layer][number]
 
     def train(self, loop: Loop) -> None:
-        step = self._solver.step if self._rule.calls_python else self._step_without_lock
+        calls_python = self._rule.calls_python or self._sums is not None
+        step = self._solver.step if calls_python else self._step_without_lock
         loss = self._net.blobs[LOSS]
+        seeded = self._sums is None or not self._draws
         for epoch in loop.epochs():
             for batch in epoch.batches():
+                if not seeded:
+                    seeded = self._draw_differently(batch.step)
                 self._feed(batch)
                 self._rule.set_rate(batch.learning_rate)
                 step(1)
-                loop.step_done(self._loss(float(loss.data), batch))
+                waited = self._sums.take_seconds() if self._sums is not None else 0.0
+                loop.step_done(self._loss(float(loss.data), batch), sync_seconds=waited)
+
+    def _add_gradients(self) -> None:
+        """Adds the gradients of all ranks, each already a part of the whole batch's, in Caffe's own memory."""
+        assert self._sums is not None
+        self._sums.add_all(blob.diff for blob, _ in self._parameters.values())
+
+    def _draw_differently(self, first_step: int) -> bool:
+        """Seeds this rank's generator, that of native dropout."""
+        rank = self._execution.ranks.rank
+        seed = np.random.SeedSequence([self._seed, rank, first_step]).generate_state(1)[0]
+        caffe.set_random_seed(int(seed) >> 1)
+        return True
 
     def _step_without_lock(self, count: int) -> None:
         _crosstrain.step(self._solver, count)
@@ -101,6 +130,9 @@ class CaffeEngine(Engine):
             self._fill(self._net, self._description, count)
         _set(blobs[X], batch.x)
         _set(blobs[LABELS], batch.labels)
+        if self._sums is not None:
+            # The weight of this rank's mean loss in that of the whole batch: the backward pass starts from it.
+            blobs[LOSS].diff[...] = batch.part
         for name, blob in self._description.masks.items():
             if name not in batch.masks:
                 raise ValueError("dropout layer %r got no mask" % name)
@@ -240,6 +272,9 @@ class CaffeEngine(Engine):
             _set(variance, statistics[name + ".running_var"])
             weight.data[...] = 1
         self._statistics_set = True
+
+    def reduced_bytes(self) -> Optional[int]:
+        return self._sums.bytes if self._sums is not None else None
 
     def fingerprint(self) -> Dict[str, str]:
         return devices.facts(self._execution)

@@ -9,7 +9,10 @@ EXACT: Tuple[str, ...] = (
     "optimizer.sgd", "optimizer.sgd.momentum", "optimizer.sgd.nesterov", "optimizer.adagrad", "decay.l2",
     "clip.global_norm", "semantics.canonical", "semantics.native", "precision.float32", "device.cpu",
     "device.cuda", "execution.deterministic", "execution.intra_threads", "execution.tf32", "probe",
+    "parallel.data", "parallel.mpi", "parallel.local_batch_norm",
 )
+#: What needs MPI.
+PARALLEL: Tuple[str, ...] = ("parallel.data", "parallel.mpi", "parallel.local_batch_norm")
 _UNITS = "Caffe's solver; rate and delta carry the rounding of 1 - beta, which Caffe forms from a float32"
 EMULATED: Dict[str, str] = {
     "layer.convolution1d": "computed in two dimensions with height 1",
@@ -26,7 +29,7 @@ EMULATED: Dict[str, str] = {
     "execution.nondeterministic": "Caffe has no such switch on a CPU: it is deterministic all the same",
 }
 _ELSEWHERE = "belongs to another framework"
-_ONE_DEVICE = "this engine trains on one device"
+_DATA_ONLY = "Caffe splits the batch only"
 UNSUPPORTED: Dict[str, str] = {
     "precision.float64": "pycaffe is built for single precision",
     "execution.inter_threads": "Caffe executes layers one after the other",
@@ -35,8 +38,15 @@ UNSUPPORTED: Dict[str, str] = {
     "compiler.torch.compile": _ELSEWHERE,
     "compiler.theano:fast_run": _ELSEWHERE,
     "compiler.theano:fast_compile": _ELSEWHERE,
-    "parallel.data": _ONE_DEVICE,
-    "parallel.tensor": _ONE_DEVICE,
-    "parallel.pipeline": _ONE_DEVICE,
+    "parallel.tensor": _DATA_ONLY,
+    "parallel.pipeline": _DATA_ONLY,
+    "parallel.native": "pycaffe has no communication of its own without NCCL; the ranks use MPI",
+    "parallel.horovod": "Horovod has no interface to Caffe",
+    "parallel.hosts": "the ranks are started on one host",
+    "parallel.bucket_mib": "every gradient is added in its own memory",
+    "parallel.batch_norm": "Caffe's layer normalises over its rank's share",
+    "execution.accumulation": "not offered by this engine",
+    "precision.mixed_float16": "BVLC Caffe has single precision only",
+    "precision.mixed_bfloat16": "BVLC Caffe has single precision only",
 }
 ON_GPU: Tuple[str, ...] = ("device.cuda", "execution.tf32")

@@ -1,0 +1,144 @@
+"""Engines on several MPI ranks, for the tests of adapters: without a service, but through their real training step.
+
+``python -m crosstrain_service.parallel.trial MODULE FOLDER NAME...`` is what every rank executes: ``MODULE.CASES``
+maps names to :class:`Case`, and every rank writes what it has computed to ``FOLDER/NAME-SIZE-RANK.npz``.
+"""
+
+import dataclasses
+import importlib
+import os
+import subprocess
+import sys
+from typing import Any, Dict, List, NamedTuple, Sequence
+
+import numpy as np
+
+from ..engine import Batch, Engine
+from ..model import Model
+from ..testing import ListLoop
+from ..training import Execution, Parallel, Ranks, Training
+from . import mpi
+from .shares import share_sizes, share_slice
+
+#: Wrong weights of a share, which a comparison with one rank must not miss: name of the fault and (samples, total).
+FAULTS = {
+    "": lambda samples, total, size: (samples, total),
+    "sum": lambda samples, total, size: (samples, samples or 1),
+    "mean of means": lambda samples, total, size: (samples, samples * size or 1),
+    "divided twice": lambda samples, total, size: (samples, total * size),
+}
+
+
+class Case(NamedTuple):
+    """What ranks are to do with one engine.
+
+    ``batches``: whole batches. ``state``: a file, written by another case in "{folder}", with the state to go on from; ``fault``:
+    one of :data:`FAULTS`.
+    """
+
+    engine: str
+    model: Model
+    training: Training
+    batches: Sequence[Batch]
+    parameters: Dict[str, np.ndarray]
+    execution: Dict[str, Any] = {}
+    state: str = ""
+    fault: str = ""
+
+
+class _Timed(ListLoop):
+    """Adds up the waiting time that is reported."""
+
+    sync_seconds = 0.0
+
+    def step_done(self, loss: Any, correct: Any = None, sync_seconds: float = 0.0, copy_seconds: float = 0.0) -> None:
+        super().step_done(loss, correct, sync_seconds, copy_seconds)
+        self.sync_seconds += sync_seconds
+
+
+def share(batch: Batch, size: int, index: int, fault: str = "") -> Batch:
+    """One share of a whole batch; a row stands in where it is empty."""
+    total = len(batch.labels)
+    samples = share_sizes(total, size)[index]
+    rows = share_slice(total, size, index) if samples else slice(0, 1)
+    masks = {name: mask[rows] for name, mask in batch.masks.items()}
+    counted, of = FAULTS[fault](samples, total, size)
+    return Batch(batch.step, batch.x[rows], batch.labels[rows], batch.learning_rate, masks, counted, of)
+
+
+def work(kind: Any, case: Case, ranks: Ranks) -> Dict[str, np.ndarray]:
+    """What one rank computes: probe of the first batch, then all steps."""
+    execution = Execution(parallel=Parallel(data=ranks.size, backend="mpi"), ranks=ranks)
+    execution = dataclasses.replace(execution, **case.execution)
+    engine = kind(case.model, case.training, execution)  # type: Engine
+    engine.load_parameters(case.parameters)
+    if case.state:
+        with np.load(case.state.format(folder=ranks.folder), allow_pickle=False) as file:
+            engine.load_state({name[6:]: file[name] for name in file.files if name.startswith("state/")})
+    shares = [share(batch, ranks.size, ranks.rank, case.fault) for batch in case.batches]
+    found = {}
+    inside = engine.intermediates(shares[0])
+    for group in ("outputs", "output_gradients", "gradients"):
+        found.update(("%s/%s" % (group, name), value) for name, value in getattr(inside, group).items())
+    loop = _Timed(shares)
+    engine.train(loop)
+    for group, values in (("parameter", engine.parameters()), ("optimizer", engine.optimizer_state()),
+                          ("state", engine.state()), ("statistics", engine.statistics())):
+        found.update(("%s/%s" % (group, name), value) for name, value in values.items())
+    found["losses"] = np.asarray(loop.losses, np.float64)
+    found["sync_seconds"] = np.asarray(loop.sync_seconds)
+    found["reduced_bytes"] = np.asarray(engine.reduced_bytes() or 0)
+    found["steps"] = np.asarray(len(loop.losses))
+    engine.close()
+    return found
+
+
+def run(module: str, names: Sequence[str], size: int, folder: str, timeout: float = 300.0) -> None:
+    """Executes cases on ``size`` ranks of this host. Raises ``RuntimeError`` with their output if one fails."""
+    launcher = mpi.launcher()
+    assert launcher is not None
+    command = [launcher, "-n", str(size), sys.executable, "-m", __name__, module, folder] + list(names)
+    path = os.pathsep.join(item for item in sys.path if item)
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                          timeout=timeout, env=dict(os.environ, PYTHONPATH=path), check=False)
+    if done.returncode:
+        raise RuntimeError(done.stdout.decode("utf-8", "replace")[-4000:])
+
+
+def results(folder: str, name: str, size: int) -> List[Dict[str, np.ndarray]]:
+    """What every rank wrote for a case."""
+    found = []
+    for rank in range(size):
+        with np.load(os.path.join(folder, "%s-%d-%d.npz" % (name, size, rank)), allow_pickle=False) as file:
+            found.append({key: file[key] for key in file.files})
+    return found
+
+
+def main() -> int:
+    """Executes the cases named on the command line as one rank."""
+    module, folder, names = sys.argv[1], sys.argv[2], sys.argv[3:]
+    size = int(os.environ["PMI_SIZE"])
+    ranks = Ranks(rank=mpi.rank(), size=size, local_rank=mpi.rank(), local_size=size, folder=folder)
+    cases = importlib.import_module(module)
+    execution = Execution(parallel=Parallel(data=size, backend="mpi"), ranks=ranks)
+    package = importlib.import_module(cases.PACKAGE)  # type: ignore[attr-defined]
+    kinds = {}
+    for name in names:
+        case = cases.CASES[name]  # type: ignore[attr-defined]
+        if not kinds:
+            private = os.path.join(folder, "work-%d-%d" % (size, ranks.rank))
+            os.makedirs(private, exist_ok=True)
+            os.environ.update(package.environment(case.engine, execution, private))  # type: ignore[attr-defined]
+        if case.engine not in kinds:
+            source, _, attribute = package.ENGINES[case.engine].partition(":")  # type: ignore[attr-defined]
+            kinds[case.engine] = getattr(importlib.import_module(source), attribute)
+        found = work(kinds[case.engine], case, ranks)
+        np.savez(os.path.join(folder, "%s-%d-%d.npz" % (name, size, ranks.rank)), **found)
+    from .sums import finish
+
+    finish()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
