@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from crosstrain.launch.catalogue import Catalogue, CatalogueError, load_catalogue
-from crosstrain.launch.environments import Environment, Unavailable, service_environment
+from crosstrain.launch.environments import Environment, Unavailable
+from crosstrain.launch.extras import equipped_environment
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -62,8 +63,8 @@ def choose(text: str) -> list[EngineId]:
 
 @functools.cache
 def environment(service: str) -> Environment | Unavailable:
-    """The environment of a service, built where it does not exist yet."""
-    return service_environment(catalogue().service(service), catalogue(), progress=_progress)
+    """The environment of a service with all additions that can be had, built where it does not exist yet."""
+    return equipped_environment(catalogue().service(service), catalogue(), progress=_progress)
 
 
 def _progress(line: str) -> None:

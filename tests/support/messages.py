@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 
 from crosstrain_protos.v1 import data_pb2, training_pb2
 from crosstrain_service.model import Model
-from crosstrain_service.training import Execution, Training
+from crosstrain_service.training import Execution, Parallel, Training
 
 from .service import Service
 
@@ -14,6 +16,8 @@ _PRECISION = {
     "": training_pb2.PRECISION_UNSPECIFIED,
     "float32": training_pb2.PRECISION_FLOAT32,
     "float64": training_pb2.PRECISION_FLOAT64,
+    "mixed_float16": training_pb2.PRECISION_MIXED_FLOAT16,
+    "mixed_bfloat16": training_pb2.PRECISION_MIXED_BFLOAT16,
 }
 
 
@@ -61,6 +65,12 @@ def training(service: Service, value: Training) -> training_pb2.Training:
     return message
 
 
+def parallel(value: Parallel) -> training_pb2.Parallel:
+    """How training is spread."""
+    lost = training_pb2.RankLoss.Value("RANK_LOSS_" + value.on_rank_loss.upper())
+    return training_pb2.Parallel(**{**dataclasses.asdict(value), "on_rank_loss": lost})
+
+
 def execution(value: Execution) -> training_pb2.Execution:
     """Settings of the execution; all but the device's index, affinity and prefetching."""
     native = value.semantics == "native"
@@ -77,4 +87,6 @@ def execution(value: Execution) -> training_pb2.Execution:
         inter_threads=value.inter_threads,
         deterministic=value.deterministic,
         compiler=value.compiler,
+        accumulation_steps=value.accumulation_steps,
+        parallel=parallel(value.parallel),
     )
