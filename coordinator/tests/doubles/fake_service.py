@@ -88,10 +88,16 @@ class FakeService(service_pb2_grpc.TrainingServiceServicer):
         self.lacking = lacking
         self.failing: set[str] = set()
         self.probes_failing: set[str] = set()
+        #: Numbers of data ranks, as in "data=2", with which probes fail.
+        self.failing_variants: set[str] = set()
         #: Engine classes that stand behind probes; the reference engine for the others.
         self.probing: dict[str, Any] = {}
         self.dropped: list[str] = []
         self.break_after: int | None = None
+        #: Step after which a rank is lost, in runs that have several.
+        self.loses_rank_at: int | None = None
+        #: How much the durations of steps vary.
+        self.variation = 0
         self.executions: Counter[str] = Counter()
         self.order: list[str] = []
         self.running: set[str] = set()
@@ -238,7 +244,9 @@ class FakeService(service_pb2_grpc.TrainingServiceServicer):
             self.order.append(request.run_id)
             self.running.add(request.run_id)
             self.most_running = max(self.most_running, len(self.running))
-        run.emit(attempt_started=run_pb2.AttemptStarted(resume_step=0))
+        parallel = request.spec.execution.parallel
+        ranks = max(1, parallel.data) * max(1, parallel.tensor) * max(1, parallel.pipeline)
+        run.emit(attempt_started=run_pb2.AttemptStarted(resume_step=0, ranks=ranks))
         run.emit(state_changed=run_pb2.StateChanged(state=run_pb2.RUN_STATE_RUNNING))
         kinds = {run_pb2.RUN_KIND_TRAIN: self._train, run_pb2.RUN_KIND_PROBE: self._probe}
         state = kinds.get(run.run.kind, self._evaluate)(run, request)
@@ -255,16 +263,35 @@ class FakeService(service_pb2_grpc.TrainingServiceServicer):
             if run.cancelled.wait(self.delay):
                 return run_pb2.RUN_STATE_CANCELLED
             loss = 2.0 / (1 + step) + (1e-9 if request.engine != "torch" else 0.0) * step
-            run.emit(steps=run_pb2.StepRecords(first_step=step, epoch=[0], loss=[loss], learning_rate=[0.1]))
+            records = run_pb2.StepRecords(first_step=step, epoch=[0], loss=[loss], learning_rate=[0.1], samples=[8])
+            records.step_seconds.append(0.01 * (1 + self.variation * step % 3))
+            data = request.spec.execution.parallel.data
+            for rank in range(data):
+                # Half of every step is spent waiting; rank 0 computes twice as long as the others.
+                compute = 0.4 if rank == 0 else 0.2
+                records.ranks.add(
+                    step_seconds=[1.0], data_seconds=[0.1], compute_seconds=[compute], sync_seconds=[0.5],
+                    samples=[8 // data + (rank < 8 % data)],
+                )  # fmt: skip
+            run.emit(steps=records)
+            if step == self.loses_rank_at and data > 1:
+                run.emit(rank_lost=run_pb2.RankLost(rank=1, reason="rank 1 was ended by signal 9"))
         if request.engine in self.failing:
             return run_pb2.RUN_STATE_FAILED
         weights = self.artifacts.put(f"weights of {request.run_id}".encode())
         accuracy = 0.75 if request.spec.HasField("test") else None
-        run.emit(result=run_pb2.TrainResult(weights_digest=weights, steps=self.steps, test_accuracy=accuracy))
+        result = run_pb2.TrainResult(
+            weights_digest=weights, steps=self.steps, test_accuracy=accuracy, train_seconds=0.01 * self.steps
+        )
+        result.ranks = max(1, request.spec.execution.parallel.data)
+        if result.ranks > 1:
+            result.reduced_bytes_per_step = 1000.0
+        run.emit(result=result)
         return run_pb2.RUN_STATE_SUCCEEDED
 
     def _probe(self, run: FakeRun, request: service_pb2.ProbeRequest) -> Any:
-        if request.engine in self.probes_failing:
+        variant = f"data={request.spec.execution.parallel.data}"
+        if request.engine in self.probes_failing or variant in self.failing_variants:
             return run_pb2.RUN_STATE_FAILED
         engine = self.probing.get(request.engine, Float32Reference)
         stored = StoredRequest(run_pb2.RUN_KIND_PROBE, request, b"", 0.0, "")

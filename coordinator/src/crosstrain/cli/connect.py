@@ -109,7 +109,7 @@ def _joined_or_locked(output: Output, given: str, state_dir: Path | None) -> str
 def services_of(catalogue: Catalogue, engines: Sequence[str]) -> set[str]:
     """Names of the services that host some engines; raises CommandError for an unknown engine."""
     try:
-        return {catalogue.service_for(engine).name for engine in engines}
+        return {catalogue.service_for(_base(engine)).name for engine in engines}
     except CatalogueError as error:
         raise CommandError(str(error)) from None
 
@@ -132,18 +132,23 @@ def available(
 
 
 def offers_engine(item: coordinator_pb2.RegisteredEngine, engine: str) -> bool:
-    """Whether a registered engine is one that ``name`` or ``name@version`` may mean."""
-    name, _, version = engine.partition("@")
+    """Whether a registered engine is one that ``name`` or ``name@version`` may mean, whatever follows in brackets."""
+    name, _, version = _base(engine).partition("@")
     own = item.description.version
     # A version may be cut after any of its parts: 2.13 and 2.13.0 both mean 2.13.0+cpu.
     begins = own.startswith(version) and not own[len(version) : len(version) + 1].isalnum()
     return item.description.name == name and (not version or begins)
 
 
+def _base(engine: str) -> str:
+    """An engine as a job writes it, without settings in brackets."""
+    return engine.partition("[")[0]
+
+
 def _reason(supervisor: Supervisor | None, engine: str) -> str:
     if supervisor is not None:
         try:
-            name = load_catalogue().service_for(engine).name
+            name = load_catalogue().service_for(_base(engine)).name
         except CatalogueError as error:
             return str(error)
         for status in supervisor.services:

@@ -6,14 +6,16 @@ import contextlib
 import secrets
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
+from typing import TypeVar
 
 from crosstrain.client import Client
 from crosstrain.launch.supervise import Supervisor
 from crosstrain.results import JobRecord, Results, check_folder, read_job_verdict, write_results
 from crosstrain.results.names import job_state, verdict_name
+from crosstrain.spec import parse_entry
 from crosstrain_protos.v1 import coordinator_pb2
 from crosstrain_service.errors import CrosstrainError
 
@@ -24,6 +26,7 @@ from .output import Output
 from .progress import Progress, progress
 from .queries import job_json
 
+T = TypeVar("T")
 #: Seconds to wait for a cancelled job to end.
 _CANCEL_SECONDS = 15.0
 
@@ -67,10 +70,13 @@ def checking(job: JobFile, engines: list[str], semantics: str) -> JobFile:
     if semantics not in ("", "canonical", "native"):
         raise CommandError(f"--semantics {semantics!r}: must be canonical or native", USAGE)
     spec = job.spec
-    chosen = engines or spec.engines
+    try:
+        chosen = [str(parse_entry(engine)) for engine in engines] or spec.engines
+    except ValueError as error:
+        raise CommandError(f"--engine: {error}", USAGE) from None
     compiler = spec.execution.compiler
     if isinstance(compiler, dict):
-        compiler = {name: value for name, value in compiler.items() if name in chosen}
+        compiler = _kept(compiler, chosen)
     return job.with_spec(
         name=f"{spec.name[:121]}-check",
         task="check",
@@ -237,12 +243,18 @@ def _choose_engines(
         raise CommandError(f"cannot run here: {text}", remedy="crosstrain doctor, or --skip-unavailable")
     for engine, reason in reasons.items():
         output.note(f"left out: {engine}: {reason}")
-    runs_of = {engine: count for engine, count in job.spec.runs_of.items() if engine in engines}
+    runs_of = _kept(job.spec.runs_of, engines)
     compiler = job.spec.execution.compiler
     if isinstance(compiler, dict):
-        compiler = {engine: value for engine, value in compiler.items() if engine in engines}
+        compiler = _kept(compiler, engines)
     execution = job.spec.execution.model_copy(update={"compiler": compiler})
     return job.with_spec(engines=engines, runs_of=runs_of, execution=execution), reasons
+
+
+def _kept(settings: dict[str, T], engines: Sequence[str]) -> dict[str, T]:
+    """Settings by engine that still belong to one; a name without brackets belongs to all its variants."""
+    names = {*engines, *(parse_entry(engine).base for engine in engines)}
+    return {engine: value for engine, value in settings.items() if engine in names}
 
 
 def _create(output: Output, client: Client, job: JobFile, plan: _Plan | None, job_id: str) -> coordinator_pb2.Job:

@@ -33,6 +33,7 @@ def show_results(output: Output, results: Results, left_out: dict[str, str]) -> 
     if record.training_runs() or record.evaluation_runs():
         output.text()
         comparison_table(output, results)
+        rank_table(output, results)
         cross_table(output, results)
     for run in record.runs.values():
         if run.error is not None:
@@ -91,6 +92,38 @@ def comparison_table(output: Output, results: Results) -> None:
             rows.append([_name(run), _scientific(item.early), _scientific(item.largest), first])
     output.text()
     output.table("", _AGAINST, rows, "lrrr")
+
+
+def rank_table(output: Output, results: Results) -> None:
+    """How the runs on several ranks were spread, and what that cost; nothing without one."""
+    told = summary(results.record)
+    rows = []
+    hints = []
+    for run in results.record.training_runs():
+        spread = next((item["ranks"] for item in told["runs"] if item["run_id"] == run.run_id), None)
+        if spread is None:
+            continue
+        imbalance, share = spread["imbalance"], spread["sync_share"]
+        rows.append(
+            [
+                _name(run),
+                spread["ranks"],
+                spread["backend"],
+                spread["share"],
+                None if share is None else f"{100.0 * share:.1f}",
+                None if imbalance is None else f"{imbalance:.2f}",
+            ]
+        )
+        if spread["hint"]:
+            hints.append(f"{_name(run)}: {100.0 * share:.0f} % of the time waiting for other ranks ({spread['hint']})")
+    if not rows:
+        return
+    output.text()
+    output.table("", ("engine", "ranks", "backend", "batch share", "waiting %", "imbalance"), rows, "lrlrrr")
+    if told["training"] is not None:
+        output.text(f"In every engine {told['training']['text']}.")
+    for hint in hints:
+        output.text(hint)
 
 
 def cross_table(output: Output, results: Results) -> None:

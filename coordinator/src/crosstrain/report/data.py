@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from crosstrain.labels import engine_label
 from crosstrain.results import JobRecord, summary
 from crosstrain.results.cross_evaluation import CrossEvaluation
 
@@ -33,7 +34,8 @@ class RunData:
 
     ``steps`` holds columns of equal length in order of the steps, named as in
     :data:`crosstrain.results.records.STEP_COLUMNS`; empty if the run trained nothing. Times are in
-    seconds, sizes in bytes, ``test_accuracy`` is a share from 0 to 1.
+    seconds, sizes in bytes, ``test_accuracy`` is a share from 0 to 1. ``ranks`` is what summary.json tells of a run on
+    several ranks (:class:`crosstrain.results.ranks.Spreading`); None on one.
     """
 
     run_id: str
@@ -54,6 +56,7 @@ class RunData:
     memory_peak_bytes: int | None = None
     memory_after_import_bytes: int | None = None
     gpu_memory_peak_bytes: int | None = None
+    ranks: Mapping[str, Any] | None = None
 
     @property
     def trained(self) -> bool:
@@ -78,7 +81,7 @@ class CrossRow:
 class ReportData:
     """Everything the report shows besides the verdict; each part may be missing.
 
-    ``problems`` says what could not be read, and why.
+    ``problems`` says what could not be read, and why; ``training`` tells batch and learning rate in words.
     """
 
     job_name: str = ""
@@ -90,6 +93,7 @@ class ReportData:
     cross: tuple[CrossRow, ...] = ()
     document: str = ""
     problems: tuple[str, ...] = ()
+    training: str = ""
 
 
 def from_record(record: JobRecord, cross: CrossEvaluation | None = None) -> ReportData:
@@ -146,6 +150,7 @@ def report_data(
         cross=cross,
         document=document,
         problems=problems,
+        training=str(_mapping(told.get("training")).get("text") or ""),
     )
 
 
@@ -157,7 +162,7 @@ def run_data(
     repeat = values.get("repeat")
     return RunData(
         run_id=str(values.get("run_id") or ""),
-        label=f"{engine}@{version}" if version else engine,
+        label=engine_label(engine, version, str(values.get("variant") or "")),
         engine=engine,
         version=version,
         repeat=repeat if isinstance(repeat, int) else 0,
@@ -174,6 +179,7 @@ def run_data(
         memory_peak_bytes=_size(values.get("memory_peak_bytes")),
         memory_after_import_bytes=_size(values.get("memory_after_import_bytes")),
         gpu_memory_peak_bytes=_size(values.get("gpu_memory_peak_bytes")),
+        ranks=_mapping(values.get("ranks")) or None,
     )
 
 
@@ -190,6 +196,10 @@ def number(value: Any) -> float | None:
 def _size(value: Any) -> int | None:
     found = number(value)
     return int(found) if found is not None and np.isfinite(found) and found > 0 else None
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
 
 
 def _error(value: Any) -> str:

@@ -21,6 +21,7 @@ from . import sections, text
 from .charts import COLOURS, MARK_SHAPES, dash
 from .data import ReportData
 from .figures import VEGA_LITE, Figure, make_figures
+from .ranks import rank_sections
 from .shown import reference_of, same_losses, shown_runs
 
 #: A page should not be larger than this, in bytes.
@@ -104,6 +105,7 @@ def _render(
         "times": _rows(figures, "times"),
         "parts": _rows(figures, "parts"),
         "memory": _rows(figures, "memory"),
+        "ranks": rank_sections(data.runs),
         "marks": _mark_keys(figures),
         "envelope": sections.mapped(verdict.get("envelope")),
         "swatches": [

@@ -80,7 +80,7 @@ def write_record(record: JobRecord, folder: Path, client: Client) -> Results:
             _write(aside / "cross_evaluation_differences.csv", rows)
         if spec.task == "evaluate":
             _write(aside / "evaluation.csv", _evaluations(record.evaluation_runs()))
-        _write(aside / "run.log", log_text(record, model, training_text(training_settings(record, spec))))
+        _write(aside / "run.log", log_text(record, model, (training_settings(record, spec) or {}).get("text", "")))
         _write(aside / "job.yaml", job.document)
         if document is not None:
             _write_verdict(aside, document, record, cross)
@@ -128,7 +128,7 @@ def training_settings(record: JobRecord, spec: documents.JobSpec) -> dict[str, A
         return None
     rates = documents.learning_rates(spec, documents.training_rows(spec, record.job.train.samples))
     schedule = spec.training.schedule
-    return {
+    values: dict[str, Any] = {
         "batch_size": spec.training.batch_size,
         "steps": len(rates),
         "learning_rate_first": float(rates[0]),
@@ -138,12 +138,11 @@ def training_settings(record: JobRecord, spec: documents.JobSpec) -> dict[str, A
         "base_batch_size": schedule.base_batch_size if schedule.scale_with_batch else None,
         "warmup_steps": schedule.warmup_steps,
     }
+    return {**values, "text": _in_words(values)}
 
 
-def training_text(settings: Mapping[str, Any] | None) -> str:
+def _in_words(settings: Mapping[str, Any]) -> str:
     """The batch and the learning rate of a job in words."""
-    if settings is None:
-        return ""
     first, largest, last = (settings[f"learning_rate_{name}"] for name in ("first", "largest", "last"))
     rate = f"learning rate {largest:g}"
     if not first == largest == last:

@@ -23,9 +23,9 @@ def engine_name(engine: str, version: str) -> str:
 
 
 def shown_name(engine: str, version: str, label: str) -> str:
-    """The name with what its label has beside engine and version ("torch@2.13.0 threads 2")."""
+    """The name with what its label has beside engine and version ("torch@2.13.0[data=2]")."""
     plain = f"{engine}@{version}" if version else engine
-    rest = label.removeprefix(plain).strip(" ,/#") if label.startswith(plain) else label
+    rest = label.removeprefix(plain).strip(" ,/#[]") if label.startswith(plain) else label
     name = engine_name(engine, version)
     return f"{name} ({rest})" if rest else name
 
