@@ -10,6 +10,7 @@ import ranks
 from crosstrain_service.model import BatchNorm, Convolution, Dense, Dropout, Flatten, Model, Pool, Relu
 from crosstrain_service.testing import cnn2, make_batches
 from crosstrain_service.training import Parallel, WeightDecay
+from crosstrain_torch.horovod_backend import obstacle
 
 SMALL = cnn2((1, 8, 8), 4, (4, 6), 10)
 RATES = (0.05, 0.05, 0.1, 0.02, 0.02, 0.3)
@@ -66,3 +67,12 @@ def test_parts_of_the_network(parallel):
     given = batches(SMALL, (13, 13, 6, 1))
     rules = settings("adam", clip_norm=0.5, weight_decay=WeightDecay(0.01))
     check(SMALL, rules, given, parallel, 1e-12, precision="float64")
+
+
+@pytest.mark.skipif(bool(obstacle()), reason=obstacle())
+@pytest.mark.parametrize("size", [2, 3])
+def test_horovod(size):
+    model = everything()
+    given = batches(model, (13, 13, 5, 2))
+    rules = settings("adam", clip_norm=0.5, weight_decay=WeightDecay(0.01))
+    check(model, rules, given, Parallel(data=size, backend="horovod"), 1e-12, precision="float64")

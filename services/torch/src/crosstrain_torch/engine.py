@@ -25,6 +25,7 @@ from crosstrain_service.training import Execution, Training
 from . import device as devices
 from . import partition
 from .communication import connect, relay
+from .horovod_backend import obstacle as horovod_obstacle
 from .model import Network
 from .optimizer import UpdateRule
 from .precision import Precision
@@ -52,7 +53,6 @@ _UNSUPPORTED = {
     "compiler.theano:fast_run": _ELSEWHERE,
     "compiler.theano:fast_compile": _ELSEWHERE,
     "parallel.mpi": "this build of PyTorch has no MPI",
-    "parallel.horovod": "Horovod is not built in this environment",
 }
 _ON_GPU = ("device.cuda", "execution.gpu_memory_growth", "execution.tf32")
 
@@ -68,6 +68,9 @@ class TorchEngine(Engine):
         cuda = devices.cuda_obstacle()
         if cuda:
             unsupported.update((name, cuda) for name in _ON_GPU)
+        horovod = horovod_obstacle("cpu" if cuda else "cuda")
+        if horovod:
+            unsupported["parallel.horovod"] = horovod
         compiler = devices.compiler_obstacle()
         if compiler:
             unsupported["compiler.torch.compile"] = compiler
@@ -110,6 +113,10 @@ class TorchEngine(Engine):
             own = self._world.pipeline.index
             self._steps: Steps = PipelineSteps(self._network, self._precision, execution, self._world,
                                                (shapes[own], shapes[own + 1]), self._device)
+        elif shares > 1 and execution.parallel.backend == "horovod":
+            from .horovod_backend import HorovodSteps
+
+            self._steps = HorovodSteps(self._network, self._precision, execution, self._world)
         elif shares > 1:
             parallel = DataParallelSteps(self._network, self._precision, execution, self._world)
             parallel.settle(torch.zeros((1,) + model.input_shape, device=self._device, dtype=self._dtype))

@@ -102,7 +102,7 @@ class DataParallelSteps(Steps):
         layer = next(iter(network.trained)).rsplit(".", 1)[0]
         first = [value for name, value in network.trained.items() if name.rsplit(".", 1)[0] == layer]
         on_gpu = trained[0].is_cuda
-        self._clock: Any = _DeviceClock() if on_gpu else _HostClock()
+        self._clock: Any = _DeviceClock() if on_gpu else Clock()
         for value in first:
             value.register_post_accumulate_grad_hook(self._clock.start)
 
@@ -127,7 +127,7 @@ class DataParallelSteps(Steps):
         return self._parallel.no_sync()
 
 
-class _HostClock:
+class Clock:
     """Time from the last call of :meth:`start` until :meth:`seconds`."""
 
     def __init__(self) -> None:
