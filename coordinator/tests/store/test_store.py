@@ -64,7 +64,7 @@ def test_migrations_make_the_declared_tables(store: Store) -> None:
     with store.database.engine.connect() as connection:
         context = MigrationContext.configure(connection)
         assert compare_metadata(context, metadata) == []
-        assert context.get_current_revision() == "0002"
+        assert context.get_current_revision() == "0003"
 
 
 def test_jobs_of_an_older_schema_are_kept_and_have_no_verdict_to_come(url: str) -> None:

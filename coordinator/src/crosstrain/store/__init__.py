@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from .database import Database
+from .groups import Group, GroupStore, Member
 from .jobs import JobStore
 from .locks import ExecutorLock
 from .migrate import migrate
 from .progress import TERMINAL_JOB_STATES, TERMINAL_RUN_STATES
-from .rows import JobPlace, NewJob, NewRun, RunPlace, RunRow, VerdictStage
+from .rows import JobPlace, NewJob, NewMember, NewRun, RunPlace, RunRow, VerdictStage
 from .runs import RunStore, SequenceGap
 from .services import ServiceRow, ServiceStore
 
@@ -16,9 +17,13 @@ __all__ = [
     "TERMINAL_RUN_STATES",
     "Database",
     "ExecutorLock",
+    "Group",
+    "GroupStore",
     "JobPlace",
     "JobStore",
+    "Member",
     "NewJob",
+    "NewMember",
     "NewRun",
     "RunPlace",
     "RunRow",
@@ -40,6 +45,7 @@ class Store:
         migrate(self.database)
         self.jobs = JobStore(self.database)
         self.runs = RunStore(self.database, self.jobs)
+        self.groups = GroupStore(self.database)
         self.services = ServiceStore(self.database)
 
     def close(self) -> None:

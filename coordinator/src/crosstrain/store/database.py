@@ -115,6 +115,8 @@ def _configure_sqlite(engine: Engine) -> None:
             # An answered CreateJob must survive a loss of power.
             "synchronous=FULL",
             "foreign_keys=ON",
+            # Secrets of runs are gone once they are deleted.
+            "secure_delete=ON",
         ):
             cursor.execute(f"PRAGMA {pragma}")
         cursor.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 
 from sqlalchemy import Connection, insert, select
@@ -11,11 +12,12 @@ from crosstrain_protos.v1 import coordinator_pb2, errors_pb2, run_pb2
 from crosstrain_service.errors import CrosstrainError
 
 from .database import Database
+from .groups import add_group, members_of
 from .journal import JobJournal, timestamp
 from .progress import TERMINAL_JOB_STATES
 from .rows import JobPlace, NewJob, NewRun, RunPlace, RunRow, VerdictStage
 from .signals import Signal
-from .tables import job_events, job_runs, jobs
+from .tables import group_members, job_events, job_runs, jobs
 
 #: Largest number of bytes of events that one call of :meth:`JobStore.events` gives (one event may be larger).
 EVENTS_BYTES = 1 << 20
@@ -190,6 +192,7 @@ class JobStore:
                 .join(jobs, jobs.c.job_id == job_runs.c.job_id)
                 .where(job_runs.c.run_id == run_id)
             ).first()
+            members = members_of(connection, run_id)
         if row is None:
             raise CrosstrainError("RUN_NOT_FOUND", f"there is no run {run_id!r}", "run_id")
         return RunRow(
@@ -206,6 +209,7 @@ class JobStore:
             request=row.request,
             record=coordinator_pb2.JobRun.FromString(row.record),
             cancel_requested=row.cancel_requested,
+            members=members,
         )
 
     def unfinished(self) -> list[JobPlace]:
@@ -225,7 +229,8 @@ class JobStore:
                     .order_by(jobs.c.position)
                 )
             }
-            columns = [job_runs.c[name] for name in RunPlace.__dataclass_fields__]
+            groups = _group_keys(connection)
+            columns = [job_runs.c[name] for name in RunPlace.__dataclass_fields__ if name != "group_keys"]
             query = (
                 select(*columns)
                 .join(jobs, jobs.c.job_id == job_runs.c.job_id)
@@ -233,7 +238,10 @@ class JobStore:
                 .order_by(jobs.c.position, job_runs.c.position)
             )
             for row in connection.execute(query):
-                places[row.job_id].runs.append(RunPlace(*row))
+                place = RunPlace(*row)
+                if place.run_id in groups:
+                    place = dataclasses.replace(place, group_keys=frozenset(groups[place.run_id]))
+                places[row.job_id].runs.append(place)
         return list(places.values())
 
     def request_cancel(self, job_id: str) -> None:
@@ -273,6 +281,20 @@ def _job(record: bytes, last_sequence: int) -> coordinator_pb2.Job:
     return job
 
 
+def _group_keys(connection: Connection) -> dict[str, set[str]]:
+    """Devices of the runs of unfinished jobs that span several services, by run."""
+    query = (
+        select(group_members.c.run_id, group_members.c.device_key)
+        .join(job_runs, job_runs.c.run_id == group_members.c.run_id)
+        .join(jobs, jobs.c.job_id == job_runs.c.job_id)
+        .where(jobs.c.state == coordinator_pb2.JOB_STATE_RUNNING)
+    )
+    found: dict[str, set[str]] = {}
+    for row in connection.execute(query):
+        found.setdefault(row.run_id, set()).add(row.device_key)
+    return found
+
+
 def _add_runs(
     connection: Connection, journal: JobJournal, job_id: str, runs: list[NewRun], position: int
 ) -> None:
@@ -291,6 +313,7 @@ def _add_runs(
             purpose=new.purpose,
             variant=new.variant,
             parallel=new.parallel,
+            members=[coordinator_pb2.RunMember(service=item.service, ranks=item.ranks) for item in new.members],
         )
         connection.execute(
             insert(job_runs).values(
@@ -313,6 +336,5 @@ def _add_runs(
                 record=record.SerializeToString(),
             )
         )
+        add_group(connection, new.run_id, new.members)
         journal.run_changed(record)
-
-

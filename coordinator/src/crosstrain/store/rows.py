@@ -23,10 +23,21 @@ class VerdictStage(enum.IntEnum):
 
 
 @dataclass(frozen=True)
+class NewMember:
+    """One of the services that a run spans, the host by which the others reach it, and its number of ranks."""
+
+    service: str
+    host: str
+    device_key: str
+    ranks: int
+
+
+@dataclass(frozen=True)
 class NewRun:
     """A run to be added to a job; ``request`` is a serialized TrainRequest, EvaluateRequest or ProbeRequest.
 
-    ``variant`` and ``parallel`` are as in JobRun.
+    ``variant`` and ``parallel`` are as in JobRun. ``members`` are the services that it spans, the one that leads
+    first; empty if one has all ranks.
     """
 
     run_id: str
@@ -40,6 +51,7 @@ class NewRun:
     purpose: coordinator_pb2.RunPurpose.ValueType = coordinator_pb2.RUN_PURPOSE_UNSPECIFIED
     variant: str = ""
     parallel: training_pb2.Parallel | None = None
+    members: tuple[NewMember, ...] = ()
 
     @property
     def checked(self) -> bool:
@@ -72,6 +84,13 @@ class RunPlace:
     submissions: int
     purpose: int = coordinator_pb2.RUN_PURPOSE_UNSPECIFIED
     checks_pending: bool = False
+    #: Devices of all services that the run spans; empty if there is one.
+    group_keys: frozenset[str] = frozenset()
+
+    @property
+    def device_keys(self) -> frozenset[str]:
+        """All devices that the run uses."""
+        return self.group_keys | {self.device_key}
 
     @property
     def ended(self) -> bool:
@@ -97,6 +116,8 @@ class RunRow:
     request: bytes
     record: coordinator_pb2.JobRun
     cancel_requested: bool
+    #: The services that the run spans, the one that leads first; empty if one has all ranks.
+    members: tuple[NewMember, ...] = ()
 
     @property
     def ended(self) -> bool:

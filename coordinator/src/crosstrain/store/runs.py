@@ -12,6 +12,7 @@ from crosstrain_protos.v1 import coordinator_pb2, errors_pb2, run_pb2
 from crosstrain_service.errors import CrosstrainError
 
 from .database import Database
+from .groups import forget_secret, note_port
 from .jobs import JobStore
 from .journal import JobJournal, timestamp
 from .progress import TERMINAL_RUN_STATES, apply_event
@@ -54,6 +55,8 @@ class RunStore:
                 item.run_event.sequence = number
                 item.run_event.attempt = event.attempt + row.attempt_base
                 apply_event(record, item.run_event)
+                if event.WhichOneof("event") == "group_opened":
+                    note_port(connection, run_id, event.group_opened.port)
                 stored.append(item)
             journal.append(stored)
             if stored:
@@ -152,3 +155,5 @@ def _save(connection: Connection, record: coordinator_pb2.JobRun, **columns: obj
         .where(job_runs.c.run_id == record.run.run_id)
         .values(state=record.run.state, record=record.SerializeToString(), **columns)
     )
+    if record.run.state in TERMINAL_RUN_STATES:
+        forget_secret(connection, record.run.run_id)

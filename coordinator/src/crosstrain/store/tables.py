@@ -76,6 +76,34 @@ job_events = Table(
     UniqueConstraint("run_id", "run_sequence"),
 )
 
+run_groups = Table(
+    "run_groups",
+    metadata,
+    Column("run_id", String(128), ForeignKey("job_runs.run_id"), primary_key=True),
+    # Set while the run is at work.
+    Column("secret", LargeBinary),
+    Column("generation", Integer, nullable=False),
+    Column("port", Integer, nullable=False),
+)
+
+group_members = Table(
+    "group_members",
+    metadata,
+    Column("run_id", String(128), ForeignKey("run_groups.run_id"), primary_key=True),
+    Column("member", Integer, primary_key=True, autoincrement=False),
+    Column("service", String(128), nullable=False),
+    Column("host", String(255), nullable=False),
+    Column("device_key", String(300), nullable=False),
+    Column("ranks", Integer, nullable=False),
+    # See groups.Member.
+    Column("generation", Integer, nullable=False),
+    Column("port", Integer, nullable=False),
+    Column("start", Integer, nullable=False),
+    Column("tries", Integer, nullable=False),
+    Column("seen", BigInteger, nullable=False),
+    Column("freed", Boolean, nullable=False),
+)
+
 services = Table(
     "services",
     metadata,
