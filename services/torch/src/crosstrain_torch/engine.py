@@ -245,15 +245,15 @@ class TorchEngine(Engine):
         if pipeline.size > 1:
             logits = end if pipeline.index == pipeline.size - 1 else logits
         loss = functional.cross_entropy(logits, devices.to_tensor(batch.labels, self._device))
-        # Scaled as in the step, or small gradients would vanish in float16.
-        scale = self._precision.factor()
+        # Scaled as in the step: small gradients would vanish in float16, and every rounding would be another one.
+        scale = self._precision.factor() * self._steps.averaged
         wanted = outputs + list(self._network.trained.values())
         found: List[torch.Tensor] = []
         passed = None
         for stage in reversed(range(pipeline.size)):
             gradient = None
             if stage == pipeline.index:
-                root = loss * (batch.part * scale) if passed is None else end
+                root = loss * (scale * batch.part) if passed is None else end
                 gradient, *found = torch.autograd.grad(root, [begin] + wanted, passed)
             if stage:
                 passed = relay(self._world, gradient, begin.new_empty((len(begin),) + self._boundaries[stage - 1]), stage)

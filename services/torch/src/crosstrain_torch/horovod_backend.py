@@ -92,7 +92,7 @@ class HorovodSteps(Steps):
         import horovod.torch as hvd
 
         self._hvd = hvd
-        self._averaged = world.data.size
+        self.averaged = world.data.size
         self._traffic = world.traffic
         self._reduces = True
         self._handles: List[Any] = []

@@ -37,7 +37,8 @@ class Steps:
         self._module: Callable[..., torch.Tensor] = network
         #: From inputs, labels and masks to the mean loss; the engine may compile it.
         self.loss = self.forward
-        self._averaged = 1
+        #: Processes over which gradients are averaged, so that each weighs its loss by as much more.
+        self.averaged = 1
 
     def forward(self, x: torch.Tensor, labels: torch.Tensor, masks: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """The mean loss of some rows."""
@@ -53,7 +54,7 @@ class Steps:
         if self._parts == 1 or rows < 2:
             loss = self.loss(x, labels, masks)
             self._clear()
-            self._differentiate(loss, self._averaged * batch.part)
+            self._differentiate(loss, self.averaged * batch.part)
             return loss.detach()
         self._clear()
         total: Optional[torch.Tensor] = None
@@ -64,7 +65,7 @@ class Steps:
             with nullcontext() if number == len(sizes) - 1 else self._unreduced():
                 loss = self.loss(inputs, wanted, {name: mask[number] for name, mask in cut.items()})
                 share = sizes[number] / rows
-                self._differentiate(loss, self._averaged * batch.part * share)
+                self._differentiate(loss, self.averaged * batch.part * share)
             value = loss.detach() * share
             total = value if total is None else total + value
         return total
@@ -89,7 +90,7 @@ class DataParallelSteps(Steps):
 
     def __init__(self, network: Network, precision: Precision, execution: Execution, world: World) -> None:
         super().__init__(network, precision, execution.accumulation_steps)
-        self._averaged = world.data.size
+        self.averaged = world.data.size
         self._traffic = world.traffic
         size = execution.parallel.bucket_mib
         options = {"bucket_cap_mb": size} if size else {}
