@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from crosstrain_protos.v1 import coordinator_pb2, data_pb2, errors_pb2, run_pb2
+from crosstrain_protos.v1 import coordinator_pb2, data_pb2, errors_pb2, run_pb2, training_pb2
 
 DOCUMENT = """name: recorded
 model: cnn2
@@ -36,11 +36,18 @@ class Recording:
         self._records: dict[str, coordinator_pb2.JobRun] = {}
 
     def add_run(
-        self, engine: str, version: str, repeat: int = 0, kind: Any = run_pb2.RUN_KIND_TRAIN
+        self,
+        engine: str,
+        version: str,
+        repeat: int = 0,
+        kind: Any = run_pb2.RUN_KIND_TRAIN,
+        variant: str = "",
+        parallel: training_pb2.Parallel | None = None,
     ) -> str:
         part = "evaluate" if kind == run_pb2.RUN_KIND_EVALUATE else str(repeat)
-        run_id = f"job-1.{engine}-{version}.{part}"
-        record = self.job.runs.add(repeat=repeat, service="fake")
+        told = "-" + variant.replace("=", "") if variant else ""
+        run_id = f"job-1.{engine}-{version}{told}.{part}"
+        record = self.job.runs.add(repeat=repeat, service="fake", variant=variant, parallel=parallel)
         record.run.CopyFrom(
             run_pb2.Run(run_id=run_id, kind=kind, engine=engine, engine_version=version, state=run_pb2.RUN_STATE_QUEUED)
         )

@@ -148,6 +148,54 @@ def check(
 
 
 @app.command()
+def scale(
+    job: options.JobFile,
+    ranks: Annotated[
+        str, typer.Option("--ranks", metavar="N,N,...", help="Numbers of data ranks; the smallest is compared with.")
+    ] = "1,2,4",
+    engine: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--engine", help="Scale this engine (may be repeated). Default: those of the job, the reference left out."
+        ),
+    ] = None,
+    repeats: Annotated[int, typer.Option("--repeats", help="Runs of every engine at every number of ranks.")] = 3,
+    backend: Annotated[
+        str, typer.Option("--backend", help="native, horovod or mpi. Default: the job's, else what each engine has.")
+    ] = "",
+    threads: Annotated[
+        int, typer.Option("--threads", help="Threads of every rank. Default: the job's (0: all cores, shared).")
+    ] = 0,
+    results: options.Results = None,
+    job_id: options.ChosenId = "",
+    coordinator: options.Coordinator = "",
+    state_dir: options.StateDir = None,
+    json: options.Json = False,
+) -> None:
+    """Train a job on several numbers of ranks and say what that gains, and whether it is still the same training.
+
+    Every engine trains at every number of data ranks, as variants of one job whose repeats go round them. Printed are
+    throughput and speed-up with 95 % intervals, efficiency (speed-up over ranks), the share of time spent waiting for
+    other ranks, and the verdict of N ranks against the fewest. The batch of the job is that of all ranks together, so
+    more ranks have less to do each. Where the verdict is not IDENTICAL or ROUNDING, nothing is ranked: a faster
+    training of something else is no gain. Exit codes as for 'run'.
+
+    Written besides the usual results: scale.csv and scale.html, a chart. On one processor set --threads 1, so that
+    one rank does not use all cores already.
+
+    Examples: 'crosstrain scale examples/cnn2-parallel.yaml --ranks 1,2 --threads 1',
+    'crosstrain scale job.yaml --ranks 1,2,4 --engine torch --backend horovod --repeats 5'.
+    """
+    from . import scaling
+
+    output = Output(json)
+    code = scaling.scale(
+        output, job, ranks, engine or [], repeats, backend, threads, results, job_id, coordinator, state_dir
+    )
+    raise typer.Exit(code)
+
+
+@app.command()
 def migrate(
     job: options.JobFile,
     origin: Annotated[str, typer.Option("--from", metavar="ENGINE", help="Where the job runs today.")],

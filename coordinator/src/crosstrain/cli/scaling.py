@@ -1,0 +1,185 @@
+"""crosstrain scale: the same job at several numbers of ranks, and what that gains."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from crosstrain.results import Results, summary
+from crosstrain.scaling import Interval, ScaleRow, measure, scale_csv, scale_page
+from crosstrain.spec import EngineEntry, ParallelSpec, parse_entry
+from crosstrain.spec.job import MAX_REPEATS
+
+from . import running, verdicts
+from .exits import USAGE, CommandError
+from .jobfile import JobFile, read_job
+from .output import Output
+
+REFERENCE = "reference"
+_HEADER = ("engine", "ranks", "samples/s", "95 % interval", "speed-up", "95 % interval", "efficiency", "waiting",
+           "verdict")  # fmt: skip
+
+
+def scale(
+    output: Output,
+    path: Path,
+    ranks: str,
+    engines: list[str],
+    repeats: int,
+    backend: str,
+    threads: int,
+    folder: Path | None,
+    job_id: str,
+    coordinator: str,
+    state_dir: Path | None,
+) -> int:
+    """Runs a job with every engine at every number of data ranks; returns the verdict's exit code."""
+    job = scaled(read_job(path), rank_counts(ranks), engines, repeats, backend, threads)
+
+    def show(output: Output, results: Results, left_out: dict[str, str]) -> int:
+        return show_scaling(output, results)
+
+    return running.execute(output, job, folder, job_id, False, False, coordinator, state_dir, show)
+
+
+def rank_counts(text: str) -> list[int]:
+    """The numbers in "1,2,4", in increasing order; raises CommandError."""
+    try:
+        counts = sorted({int(part) for part in text.split(",")})
+        if counts[0] < 1:
+            raise ValueError
+    except ValueError:
+        raise CommandError(f"--ranks {text!r}: must be numbers from 1 on, as in 1,2,4", USAGE) from None
+    if len(counts) < 2:
+        raise CommandError(f"--ranks {text!r}: name two numbers at least, the smallest is compared with", USAGE)
+    return counts
+
+
+def scaled(
+    job: JobFile, counts: list[int], engines: list[str], repeats: int, backend: str, threads: int
+) -> JobFile:
+    """The job with one variant per engine and number of data ranks, judged, and ``repeats`` runs of each."""
+    spec = job.spec
+    if spec.task != "train":
+        raise CommandError(f"the task of the job is {spec.task}; only training can be scaled", USAGE)
+    if not 1 <= repeats <= MAX_REPEATS:
+        raise CommandError(f"--repeats {repeats}: must be 1 to {MAX_REPEATS}", USAGE)
+    chosen: dict[str, EngineEntry] = {}
+    for engine in engines or spec.engines:
+        try:
+            entry = parse_entry(engine)
+        except ValueError as error:
+            raise CommandError(f"--engine: {error}", USAGE) from None
+        if engines or entry.base.partition("@")[0] != REFERENCE:
+            chosen.setdefault(entry.base, entry)
+    if not chosen:
+        raise CommandError("the job has no engine besides the reference; name one with --engine", USAGE)
+    variants = []
+    for base, entry in chosen.items():
+        for count in counts:
+            settings: dict[str, Any] = {**entry.settings, "data": count}
+            if backend:
+                settings["backend"] = backend
+            variants.append(str(EngineEntry(base, _ordered(settings))))
+    changes: dict[str, Any] = {
+        "engines": variants,
+        "repeats": repeats,
+        "runs_of": {},
+        "devices": spec.devices.model_copy(update={"count": 1}),
+        "cross_evaluate": False,
+        "verdict": spec.verdict.model_copy(update={"judge": True}),
+    }
+    execution: dict[str, Any] = {}
+    if isinstance(spec.execution.compiler, dict):
+        names = {*chosen}
+        kept = {parse_entry(name).base: value for name, value in spec.execution.compiler.items()}
+        execution["compiler"] = {name: value for name, value in kept.items() if name in names}
+    if threads:
+        execution["threads"] = threads
+    changes["execution"] = spec.execution.model_copy(update=execution)
+    return job.with_spec(**changes)
+
+
+def _ordered(settings: dict[str, Any]) -> dict[str, Any]:
+    return {name: settings[name] for name in ParallelSpec.model_fields if name in settings}
+
+
+def show_scaling(output: Output, results: Results) -> int:
+    """Prints the table, writes scale.csv and scale.html beside the results, and returns the exit code."""
+    code = verdicts.exit_code(results)
+    rows = measure(results.record.training_runs(), results.verdict)
+    told = summary(results.record)
+    note = told["training"]["text"] if told["training"] is not None else ""
+    (results.folder / "scale.csv").write_text(scale_csv(rows), encoding="utf-8", newline="")
+    page = scale_page(rows, results.record.job.name, note)
+    (results.folder / "scale.html").write_text(page, encoding="utf-8", newline="\n")
+    output.document(
+        {
+            **told,
+            "scaling": [_json(row) for row in rows],
+            "verdict_document": results.verdict,
+            "results": str(results.folder),
+            "exit_code": code,
+        }
+    )
+    output.text()
+    output.table("", _HEADER, [_row(row) for row in rows], "lrrrrrrrl")
+    output.text(f"In every engine {note}.")
+    for run in told["runs"]:
+        if run["ranks"] is not None and run["ranks"]["hint"] and not run["repeat"]:
+            share = 100.0 * run["ranks"]["sync_share"]
+            output.text(
+                f"{run['engine']} on {run['ranks']['ranks']} ranks: {share:.0f} % of the time waiting for other ranks "
+                f"({run['ranks']['hint']})"
+            )
+    for run in results.record.training_runs():
+        if run.error is not None:
+            output.text(f"{run.label} #{run.repeat}: {run.error.message}")
+    output.text()
+    output.text(best(rows))
+    verdicts.show_verdict(output, results)
+    output.text()
+    output.text(f"Results are in {results.folder}: scale.html (open it in a browser), scale.csv, report.html and more.")
+    return code
+
+
+def best(rows: list[ScaleRow]) -> str:
+    """Which engine and number of ranks is fastest; none is named while any of them may compute something else."""
+    unlike = [row.label for row in rows if not row.same]
+    if unlike:
+        return f"Nothing is ranked: {', '.join(unlike)} not shown to compute what fewest ranks do."
+    known = [row for row in rows if row.throughput is not None]
+    if not known:
+        return "Nothing was measured."
+    fastest = max(known, key=lambda row: row.throughput.mean if row.throughput else 0.0)
+    assert fastest.throughput is not None
+    ranks = f"{fastest.ranks} rank{'s' if fastest.ranks > 1 else ''}"
+    return f"Fastest: {fastest.engine}@{fastest.version} on {ranks}, {fastest.throughput.mean:.0f} samples/s."
+
+
+def _row(row: ScaleRow) -> list[Any]:
+    return [
+        f"{row.engine}@{row.version}",
+        row.ranks,
+        None if row.throughput is None else f"{row.throughput.mean:.0f}",
+        _ends(row.throughput, 0),
+        None if row.speed_up is None else f"{row.speed_up.mean:.2f}",
+        "" if row.base else _ends(row.speed_up, 2),
+        None if row.efficiency is None else f"{100 * row.efficiency:.0f} %",
+        None if row.sync_share is None else f"{100 * row.sync_share:.0f} %",
+        "" if row.base else row.verdict or "none",
+    ]
+
+
+def _ends(value: Interval | None, digits: int) -> str:
+    if value is None or value.low is None or value.high is None:
+        return ""
+    return f"{value.low:.{digits}f} - {value.high:.{digits}f}"
+
+
+def _json(row: ScaleRow) -> dict[str, Any]:
+    return {
+        **vars(row),
+        "throughput": None if row.throughput is None else vars(row.throughput),
+        "speed_up": None if row.speed_up is None else vars(row.speed_up),
+    }
