@@ -49,6 +49,7 @@ def test_images_need_no_root_and_no_shell(path: Path) -> None:
     assert "--require-hashes" in text
     assert "org.opencontainers.image.licenses" in last
     assert "ARG BASE_IMAGE=" in text[: text.index("FROM ")]
+    assert "\nVOLUME" not in text, "a forgotten volume must be noticed"
     assert "pip.conf" not in text, "what a closed network needs belongs into its base image"
 
 
