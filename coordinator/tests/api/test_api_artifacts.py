@@ -119,3 +119,27 @@ def test_what_is_no_plain_array_is_refused(store: ArtifactStore, data: bytes) ->
     with pytest.raises(CrosstrainError) as caught:
         store.array_header(store.put(data), "train.pixels_digest")
     assert (caught.value.reason, caught.value.field) == ("INVALID_DATA", "train.pixels_digest")
+
+
+def test_storage_is_tried_and_nothing_is_left(store: ArtifactStore, tmp_path: Path) -> None:
+    store.check()
+    store.check()
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+def test_storage_that_refuses_is_told_in_its_own_words(
+    store: ArtifactStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for error, reason, said in (
+        (PermissionError("Access Denied"), "ENVIRONMENT", "PermissionError: Access Denied"),
+        (OSError(errno.ENOSPC, "No space left on device"), "STORAGE_FULL", "no room"),
+    ):
+
+        def refuse(*_: object, error: OSError = error) -> None:
+            raise error
+
+        monkeypatch.setattr(store._fs, "pipe_file", refuse)
+        with pytest.raises(CrosstrainError) as caught:
+            store.check()
+        assert caught.value.reason == reason
+        assert said in caught.value.message
