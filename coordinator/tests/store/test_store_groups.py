@@ -67,6 +67,7 @@ def test_what_is_left_to_do_is_found_again(store: Store) -> None:
     assert (begun.start, begun.generation, begun.port, begun.tries, begun.seen) == (1, 1, 4000, 2, 17)
     store.runs.end(RUN, run_pb2.RUN_STATE_FAILED)
     assert store.groups.to_tend() == [RUN]
+    store.groups.freed(RUN, 0)
     store.groups.freed(RUN, 1)
     # The third member was never started.
     assert store.groups.to_tend() == []

@@ -14,13 +14,15 @@ import grpc
 
 from crosstrain.artifacts import ArtifactStore, fetch, send
 from crosstrain.metrics.recording import record_fanout
-from crosstrain.registry import DESCRIBE_TIMEOUT, MESSAGE_LIMIT, Registry
+from crosstrain.registry import MESSAGE_LIMIT, Registry
 from crosstrain.rpc import from_rpc, lost_run, transient
 from crosstrain.store import RunRow, SequenceGap, Store
 from crosstrain_protos.v1 import artifact_pb2_grpc, errors_pb2, run_pb2, service_pb2, service_pb2_grpc
 from crosstrain_service.errors import CrosstrainError
 
-from .requests import artifacts_of_event, artifacts_of_request, parse_request
+from .groups import request_of_member
+from .reaching import channel_of, confirm, start_run
+from .requests import Request, artifacts_of_event, artifacts_of_request, parse_request
 
 _LOG = logging.getLogger("crosstrain.jobs")
 #: A watched stream is opened anew after this time, so that a dead connection is noticed, seconds.
@@ -102,7 +104,7 @@ class RunFollower:
             except grpc.RpcError as error:
                 if not lost_run(from_rpc(error)):
                     raise
-            self._confirm(self._channel(row), row)
+            confirm(self._channel(row), row.service, row.engine, row.engine_version)
             if row.cancel_requested:
                 self._store.runs.end(row.run_id, run_pb2.RUN_STATE_CANCELLED)
                 return True
@@ -115,26 +117,19 @@ class RunFollower:
         begun = time.monotonic()
         row = self._placed(row)
         channel = self._channel(row)
-        self._confirm(channel, row)
         request = parse_request(row.kind, row.request)
-        send(
-            self._artifacts,
-            artifact_pb2_grpc.ArtifactServiceStub(channel),
-            artifacts_of_request(request),
-            go_on=lambda: not self._stopping.is_set(),
-        )
+        self._prepare(channel, row, row.service, request)
+        for member in row.members[1:]:
+            self._prepare_member(row, member.service, request)
         if self._stopping.is_set() or self._store.jobs.run(self._run_id).cancel_requested:
             return
+        if row.members:
+            group = self._store.groups.open(row.run_id)
+            request = request_of_member(request, group, group.members[0])
         # Noted before it is sent: whoever finds the note asks the service first.
         self._store.runs.begin_submission(row.run_id)
-        stub = service_pb2_grpc.TrainingServiceStub(channel)
         try:
-            if isinstance(request, service_pb2.TrainRequest):
-                run = stub.Train(request, timeout=120.0).run
-            elif isinstance(request, service_pb2.ProbeRequest):
-                run = stub.Probe(request, timeout=120.0).run
-            else:
-                run = stub.Evaluate(request, timeout=120.0).run
+            run = start_run(channel, request)
         except grpc.RpcError as error:
             if from_rpc(error).reason == "LIMIT_EXCEEDED":
                 # Refused for now, not lost.
@@ -142,7 +137,25 @@ class RunFollower:
             raise
         self._store.runs.accepted(row.run_id, run)
         record_fanout(row.service, time.monotonic() - begun)
+        if row.members:
+            self._store.jobs.work_changed.notify()
         self._progressed()
+
+    def _prepare(self, channel: grpc.Channel, row: RunRow, service: str, request: Request) -> None:
+        """Makes sure that a service can take the run, and has everything that the request names."""
+        confirm(channel, service, row.engine, row.engine_version)
+        stub = artifact_pb2_grpc.ArtifactServiceStub(channel)
+        digests = artifacts_of_request(request)
+        send(self._artifacts, stub, digests, go_on=lambda: not self._stopping.is_set())
+
+    def _prepare_member(self, row: RunRow, service: str, request: Request) -> None:
+        """The same for one that has a part of the ranks; errors name it."""
+        try:
+            self._prepare(channel_of(self._registry, service), row, service, request)
+        except grpc.RpcError as error:
+            failure = from_rpc(error)
+            message = f"service {service}, which is to have a part of the ranks: {failure.message}"
+            raise CrosstrainError(failure.reason, message, failure.field) from error
 
     def _watch(self, row: RunRow) -> bool:
         channel = self._channel(row)
@@ -177,7 +190,7 @@ class RunFollower:
 
     def _placed(self, row: RunRow) -> RunRow:
         """The run, moved if its service no longer has the engine in the version it was planned for."""
-        if self._registry.find(row.service, row.engine, row.engine_version) is not None:
+        if row.members or self._registry.find(row.service, row.engine, row.engine_version) is not None:
             return row
         offer = self._registry.resolve(f"{row.engine}@{row.engine_version}")
         device = parse_request(row.kind, row.request).spec.execution.device
@@ -185,22 +198,8 @@ class RunFollower:
         self._store.runs.place(row.run_id, offer.service, self._registry.device_key(offer, kind, device.index))
         return self._store.jobs.run(row.run_id)
 
-    def _confirm(self, channel: grpc.Channel, row: RunRow) -> None:
-        """Makes sure that the address still leads to the run's service: another may have got its port."""
-        stub = service_pb2_grpc.TrainingServiceStub(channel)
-        found = stub.Describe(service_pb2.DescribeRequest(), timeout=DESCRIBE_TIMEOUT)
-        if found.service != row.service:
-            message = f"another service answers at the address of {row.service}"
-            raise CrosstrainError("SERVICE_UNREACHABLE", message)
-        if not any((item.name, item.version) == (row.engine, row.engine_version) for item in found.engines):
-            message = f"the service {row.service} no longer offers {row.engine}@{row.engine_version}"
-            raise CrosstrainError("ENGINE_NOT_FOUND", message)
-
     def _channel(self, row: RunRow) -> grpc.Channel:
-        address = self._registry.address(row.service)
-        if address is None:
-            raise CrosstrainError("SERVICE_UNREACHABLE", f"the service {row.service} is not registered")
-        return self._registry.channel(address)
+        return channel_of(self._registry, row.service)
 
     def _progressed(self) -> None:
         self._answered = time.monotonic()

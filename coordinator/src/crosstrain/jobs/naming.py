@@ -35,8 +35,17 @@ def run_id(job_id: str, engine: str, version: str, variant: str, part: str) -> s
             name = name[: _SUFFIX - 13]
             told = f"-{hashlib.sha256(variant.encode()).hexdigest()[:12]}"
         name += told
-    suffix = f"{name}.{part}"
-    if len(job_id) + len(suffix) > LIMIT:
-        tag = hashlib.sha256(job_id.encode()).hexdigest()[:12]
-        job_id = f"{job_id[: LIMIT - len(suffix) - 13]}-{tag}"
-    return job_id + suffix
+    return _ending(job_id, f"{name}.{part}")
+
+
+def member_run_id(run_id: str, member: int, start: int) -> str:
+    """Id of the run of a group's member other than its leader; ``start`` counts its runs from 1."""
+    return _ending(run_id, f"-m{member}" + (f".{start}" if start > 1 else ""))
+
+
+def _ending(text: str, suffix: str) -> str:
+    """A text with a suffix, at most 128 characters long; a long text is cut and told apart by a hash."""
+    if len(text) + len(suffix) > LIMIT:
+        tag = hashlib.sha256(text.encode()).hexdigest()[:12]
+        text = f"{text[: LIMIT - len(suffix) - 13]}-{tag}"
+    return text + suffix

@@ -14,6 +14,7 @@ from crosstrain_service.errors import CrosstrainError, invalid_field
 from crosstrain_service.model import Model
 
 from .datasets import Datasets, JobData
+from .groups import members_for
 from .placement import check_evaluation, check_training, choose_backend, choose_device, records_probes
 from .probes import ProbePlanner, npy
 from .runs import Placed, evaluate_run, probe_run, train_run
@@ -79,7 +80,11 @@ class Planner:
                     message = f"{wanted!r} names {offer.label} a second time"
                 raise CrosstrainError("INVALID_JOB", message, field)
         variant = documents.parse_entry(wanted).variant
-        return Placed(offer, variant, self.registry.device_key(offer, *device))
+        ranks = [] if spec.task == "evaluate" else spec.parallel_of(wanted).ranks_of_hosts()
+        if len(ranks) < 2:
+            return Placed(offer, variant, self.registry.device_key(offer, *device))
+        group = members_for(self.registry, offer, ranks, device, field)
+        return Placed(group[0][0], variant, group[0][1].device_key, tuple(member for _, member in group))
 
     def _data(self, spec: documents.JobSpec, request: coordinator_pb2.CreateJobRequest) -> JobData:
         _check_remarks(request)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from crosstrain.registry import Offer
-from crosstrain.store import NewRun, RunRow
+from crosstrain.store import NewMember, NewRun, RunRow
 from crosstrain_protos.v1 import coordinator_pb2, run_pb2, service_pb2, training_pb2
 
 from .naming import run_id
@@ -15,11 +15,15 @@ from .requests import Request
 
 @dataclass(frozen=True)
 class Placed:
-    """An engine that a job asks for, where it was found: ``variant`` is what the job adds to its name."""
+    """An engine that a job asks for, where it was found: ``variant`` is what the job adds to its name.
+
+    ``members`` are the services that its training spans, ``offer`` is of the first; empty if there is one.
+    """
 
     offer: Offer
     variant: str
     device_key: str
+    members: tuple[NewMember, ...] = ()
 
     def run_id(self, job_id: str, part: str) -> str:
         """Id of one of its runs."""
@@ -117,6 +121,7 @@ def _like(
         purpose=purpose,
         variant=trained.variant,
         parallel=parallel_of(request),
+        members=trained.members,
     )
 
 
@@ -141,6 +146,7 @@ def _run(
         purpose=purpose,
         variant=placed.variant,
         parallel=parallel_of(request),
+        members=() if kind == run_pb2.RUN_KIND_EVALUATE else placed.members,
     )
 
 

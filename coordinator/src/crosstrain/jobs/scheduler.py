@@ -18,6 +18,7 @@ from crosstrain_service.errors import CrosstrainError
 
 from .evaluation import first_failure
 from .follower import RunFollower
+from .groups_tender import GroupTender
 from .judgement import Judgement
 
 _LOG = logging.getLogger("crosstrain.jobs")
@@ -36,6 +37,8 @@ def startable(jobs: Iterable[JobPlace]) -> list[RunPlace]:
     (its evaluations come last). A job that shares its devices neither waits nor makes others wait.
     """
     taken: set[str] = set()
+    # Groups exclude one another on every device: two that wait for each other's members would wait for ever.
+    grouped: set[str] = set()
     chosen = []
     for job in jobs:
         busy: set[str] = set()
@@ -45,13 +48,15 @@ def startable(jobs: Iterable[JobPlace]) -> list[RunPlace]:
                 continue
             if checking and run.purpose == coordinator_pb2.RUN_PURPOSE_TRAIN and not run.submissions:
                 # The checks take processor time, which must not be taken from a run whose time is measured.
-                busy.add(run.device_key)
+                busy |= run.device_keys
                 continue
-            if job.shared_devices or run.device_key not in taken | busy:
+            waits = bool(run.device_keys & (taken | busy)) and not job.shared_devices
+            if not waits and not run.group_keys & grouped:
                 chosen.append(run)
-            busy.add(run.device_key)
+            busy |= run.device_keys
+            grouped |= run.group_keys
         if not job.shared_devices:
-            taken.update(run.device_key for run in job.runs)
+            taken.update(*(run.device_keys for run in job.runs))
     return chosen
 
 
@@ -72,6 +77,7 @@ class Scheduler:
         self._lock = ExecutorLock(store.database)
         self._stopping = threading.Event()
         self._followers: dict[str, tuple[RunFollower, threading.Thread]] = {}
+        self._tenders: dict[str, tuple[GroupTender, threading.Thread]] = {}
         self._cancelled: dict[str, tuple[float, float]] = {}
         self._thread = threading.Thread(target=self._loop, name="scheduler", daemon=True)
 
@@ -112,6 +118,7 @@ class Scheduler:
             self._judgement.tend(job)
             if all(run.ended and not run.checks_pending for run in job.runs):
                 self._finish_stage(job)
+        self._tend_groups()
         for run in startable(jobs):
             if run.run_id not in self._followers:
                 self._follow(run.run_id)
@@ -122,12 +129,24 @@ class Scheduler:
         self._followers[run_id] = follower, thread
         thread.start()
 
+    def _tend_groups(self) -> None:
+        """Starts, watches and frees the members of groups, also of those whose runs have ended."""
+        self._tenders = {key: item for key, item in self._tenders.items() if item[1].is_alive()}
+        for run_id in self._store.groups.to_tend():
+            if run_id not in self._tenders:
+                tender = GroupTender(self._store, self._artifacts, self._registry, run_id, self._patience)
+                thread = threading.Thread(target=tender.tend, name=f"group {run_id}", daemon=True)
+                self._tenders[run_id] = tender, thread
+                thread.start()
+
     def _end_followers(self) -> None:
-        followers, self._followers = self._followers, {}
-        for follower, _thread in followers.values():
-            follower.stop()
+        working: list[tuple[RunFollower | GroupTender, threading.Thread]] = list(self._followers.values())
+        working += self._tenders.values()
+        self._followers, self._tenders = {}, {}
+        for worker, _thread in working:
+            worker.stop()
         deadline = time.monotonic() + 10.0
-        for _follower, thread in followers.values():
+        for _worker, thread in working:
             thread.join(timeout=max(0.0, deadline - time.monotonic()))
 
     def _finish_stage(self, job: JobPlace) -> None:

@@ -87,6 +87,10 @@ class Registry:
         """Where a service was last reached; None if it never registered."""
         return next((row.address for row in self._services.all() if row.service == service), None)
 
+    def live(self, service: str) -> bool:
+        """Whether the registration of a service has not run out."""
+        return any(row.service == service and row.live for row in self._services.all())
+
     def channel(self, address: str) -> grpc.Channel:
         """The channel to a service."""
         return self._channels.get(address)

@@ -26,6 +26,11 @@ class Offer:
         """``name@version``."""
         return f"{self.engine.name}@{self.engine.version}"
 
+    @property
+    def host(self) -> str:
+        """Host name or IP address at which the service is reached."""
+        return self.address.rpartition(":")[0].strip("[]").lower()
+
 
 def resolve(offers: Sequence[Offer], wanted: str, field: str = "engines") -> Offer:
     """The offer that ``wanted`` means.

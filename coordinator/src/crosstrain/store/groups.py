@@ -69,6 +69,9 @@ class GroupStore:
             ).scalar_one()
             values = {"secret": secrets.token_bytes(SECRET_BYTES), "generation": found + 1, "port": 0}
             connection.execute(update(run_groups).where(run_groups.c.run_id == run_id).values(**values))
+            mine = group_members.c.run_id == run_id
+            connection.execute(update(group_members).where(mine).values(freed=False))
+            connection.execute(update(group_members).where(mine, group_members.c.member == 0).values(start=found + 1))
             group = _group(connection, run_id)
             assert group is not None
             return group
@@ -117,8 +120,7 @@ def add_group(connection: Connection, run_id: str, members: tuple[NewMember, ...
         return
     connection.execute(insert(run_groups).values(run_id=run_id, secret=None, generation=0, port=0))
     for index, member in enumerate(members):
-        # The leader's run is the job's, which is followed as any other.
-        state = {"generation": 0, "port": 0, "start": 0, "tries": 0, "seen": 0, "freed": index == 0}
+        state = {"generation": 0, "port": 0, "start": 0, "tries": 0, "seen": 0, "freed": False}
         connection.execute(insert(group_members).values(run_id=run_id, member=index, **member.__dict__, **state))
 
 

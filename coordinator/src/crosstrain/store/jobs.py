@@ -15,7 +15,7 @@ from .database import Database
 from .groups import add_group, members_of
 from .journal import JobJournal, timestamp
 from .progress import TERMINAL_JOB_STATES
-from .rows import JobPlace, NewJob, NewRun, RunPlace, RunRow, VerdictStage
+from .rows import JobPlace, NewJob, NewMember, NewRun, RunPlace, RunRow, VerdictStage
 from .signals import Signal
 from .tables import group_members, job_events, job_runs, jobs
 
@@ -209,7 +209,7 @@ class JobStore:
             request=row.request,
             record=coordinator_pb2.JobRun.FromString(row.record),
             cancel_requested=row.cancel_requested,
-            members=members,
+            members=tuple(NewMember(item.service, item.host, item.device_key, item.ranks) for item in members),
         )
 
     def unfinished(self) -> list[JobPlace]:
