@@ -17,7 +17,7 @@ import oracle
 from crosstrain_service.engine import Batch
 from crosstrain_service.parallel.shares import share_slice
 from crosstrain_service.testing import ListLoop
-from crosstrain_service.training import Execution, Parallel, Ranks
+from crosstrain_service.training import Execution, Ranks
 from crosstrain_torch import environment
 from crosstrain_torch.engine import TorchEngine
 
@@ -37,15 +37,20 @@ def share(batch, execution):
     return Batch(batch.step, x, labels, batch.learning_rate, masks, samples=samples, total=size)
 
 
-def run(function, parallel, *arguments, processes=0, **execution):
-    """``function(execution, *arguments)`` in every rank; a list of what they return."""
-    size = processes or parallel.ranks
+def run(function, parallel, *arguments, members=1, **execution):
+    """``function(execution, *arguments)`` in every rank; a list of what they return.
+
+    ``members``: hosts that the ranks act as if they were on, one each.
+    """
+    size = parallel.ranks
     with tempfile.TemporaryDirectory() as folder:
         ports = tuple(_free_ports(size))
         started = []
         for rank in range(size):
-            place = Ranks(rank=rank, size=size, local_rank=rank, local_size=size, hosts=("127.0.0.1",) * size,
-                          ports=ports, folder=folder)
+            alone = members > 1
+            place = Ranks(rank=rank, size=size, local_rank=0 if alone else rank, local_size=1 if alone else size,
+                          member=rank if alone else 0, members=members, hosts=("127.0.0.1",) * size, ports=ports,
+                          folder=folder)
             whole = Execution(parallel=parallel, ranks=place, **execution)
             receiver, sender = _CONTEXT.Pipe(duplex=False)
             process = _CONTEXT.Process(target=_rank, args=(sender, function, whole, folder, arguments))
@@ -116,13 +121,14 @@ class Outcome:
     waited: list
 
 
-def train(execution, model, settings, batches, state=None, fault=None):
-    """Trains on this rank's shares of ``batches`` from the tests' parameters, or from a checkpoint's ``state``."""
+def train(execution, model, settings, batches, state=None, fault=None, start=None):
+    """Trains on this rank's shares of ``batches`` from the tests' parameters, or ``start``, or a checkpoint's ``state``.
+    """
     if fault is not None:
         fault()
     dtype = np.float64 if execution.precision == "float64" else np.float32
     engine = TorchEngine(model, settings, execution)
-    engine.load_parameters(oracle.parameters(model))
+    engine.load_parameters(start or oracle.parameters(model))
     if state is not None:
         engine.load_state(state)
     loop = Loop([share(_cast(batch, dtype), execution) for batch in batches])
@@ -144,5 +150,7 @@ def deviation(first, second):
     worst = 0.0
     for name, value in first.items():
         assert value.shape == second[name].shape and value.dtype == second[name].dtype, name
-        worst = max(worst, np.abs(value - second[name]).max() / max(np.abs(value).max(), 1e-3))
-    return float(worst)
+        if not (np.isfinite(value).all() and np.isfinite(second[name]).all()):
+            return float("inf")
+        worst = max(worst, float(np.abs(value - second[name]).max() / max(np.abs(value).max(), 1e-3)))
+    return worst

@@ -12,7 +12,8 @@ import datetime
 import os
 import socket
 import time
-from typing import Any, List, Mapping, Optional
+from contextlib import contextmanager
+from typing import Any, Iterator, List, Mapping, Optional
 
 import numpy as np
 import torch
@@ -43,6 +44,15 @@ class Traffic:
         """Counts an operation on ``tensor`` that began at ``start`` of ``time.perf_counter``."""
         self.seconds += time.perf_counter() - start
         self.bytes += tensor.numel() * tensor.element_size()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Counts nothing within: what is no training step."""
+        before = self.bytes, self.seconds
+        try:
+            yield
+        finally:
+            self.bytes, self.seconds = before
 
     def take_seconds(self) -> float:
         """Seconds since the last call."""

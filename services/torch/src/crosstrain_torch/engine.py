@@ -182,27 +182,23 @@ class TorchEngine(Engine):
 
     def predict(self, x: np.ndarray) -> np.ndarray:
         self._network.eval()
-        with torch.inference_mode(), self._precision.autocast():
+        with torch.inference_mode(), self._precision.autocast(), self._world.traffic.paused():
             logits = self._through(self._tensor(x), self._network)
             return devices.to_array(logits.to(self._dtype))
 
     def intermediates(self, batch: Batch) -> Intermediates:
         self._seed_share(batch.step)
         self._enter(batch)
-        traffic = self._world.traffic
-        counted = traffic.bytes
         kept = [(buffer, buffer.clone()) for buffer in self._network.buffers()]
         gpus = [self._device] if self._device.type == "cuda" else []
         try:
             # The training step that follows is to draw the same dropout.
-            with torch.random.fork_rng(devices=gpus, enabled=self._draws):
+            with torch.random.fork_rng(devices=gpus, enabled=self._draws), self._world.traffic.paused():
                 loss, outputs, found = self._differentiated(batch)
         finally:
             with torch.no_grad():
                 for buffer, value in kept:
                     buffer.copy_(value)
-            traffic.bytes = counted
-            traffic.take_seconds()
         names = self._network.names
         arrays = [devices.to_array(gradient.to(self._dtype)) for gradient in found]
         return Intermediates(
@@ -325,7 +321,7 @@ class TorchEngine(Engine):
             seen.update(found)
             return outputs
 
-        with torch.inference_mode(), self._precision.autocast():
+        with torch.inference_mode(), self._precision.autocast(), self._world.traffic.paused():
             self._through(self._tensor(x), run)
         own: Arrays = OrderedDict()
         for name, pair in seen.items():

@@ -114,9 +114,9 @@ class DataParallelSteps(Steps):
         ranks add up: a resumed run would differ in the last bits. ``x`` is any one row.
         """
         self._parallel.eval()
-        self._parallel(x).sum().backward()
+        with self._traffic.paused():
+            self._parallel(x).sum().backward()
         self._clear()
-        self._clock.seconds()
 
     def _differentiate(self, loss: torch.Tensor, weight: float) -> None:
         super()._differentiate(loss, weight)
