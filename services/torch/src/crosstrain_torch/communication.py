@@ -32,6 +32,10 @@ TIMEOUT = datetime.timedelta(minutes=10)
 #: tensor; were it ended by Python's garbage collection, which holds that lock, the process would hang.
 _JOINED: List[Any] = []
 
+#: The store at which the processes meet, kept for the engines that follow in the same process: each has names of its
+#: own in it, since what an ended group left there would lead the next one astray.
+_MEETING: List[Any] = []
+
 
 class Traffic:
     """What training steps hand to collective operations, and how long they wait in them."""
@@ -183,6 +187,13 @@ def connect(execution: Execution, device: torch.device) -> World:
 
 
 def _store(execution: Execution) -> Any:
+    if not _MEETING:
+        _MEETING.append(_open(execution))
+    _MEETING.append(dist.PrefixStore("group-%d" % len(_MEETING), _MEETING[0]))
+    return _MEETING[-1]
+
+
+def _open(execution: Execution) -> Any:
     ranks = execution.ranks
     if ranks.members == 1:
         return dist.FileStore(os.path.join(ranks.folder, "torch-store"), ranks.size)
