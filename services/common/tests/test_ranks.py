@@ -122,6 +122,37 @@ def test_a_probe_records_the_whole_batch(service):
             np.testing.assert_allclose(records[1][step][name], value, rtol=0, atol=scale, err_msg=name)
 
 
+def test_all_ranks_stop_early_at_the_same_epoch(service):
+    spec = parallel(service.spec(400, batch=13, epochs=8), 1)
+    spec.training.early_stopping.validation_share = 0.3
+    spec.training.early_stopping.patience = 1
+    spec.training.early_stopping.min_delta = 100.0  # nothing is such an improvement
+    ended = []
+    for count in (1, 2):
+        service.train("early-%d" % count, "ranks", parallel(spec, count))
+        events = finished(service, "early-%d" % count)
+        assert result(events).stopped_early
+        ended.append([event.epoch_ended for event in events if event.WhichOneof("event") == "epoch_ended"])
+    assert len(ended[0]) == len(ended[1]) < 8
+    for one, two in zip(*ended):
+        assert (one.last_step, one.test_accuracy, one.validation_accuracy) == (
+            two.last_step, two.test_accuracy, two.validation_accuracy)
+        for field in ("train_loss", "validation_loss", "test_loss"):
+            assert getattr(two, field) == pytest.approx(getattr(one, field), rel=1e-12)
+
+
+def test_ranks_agree_on_a_checkpoint_that_is_asked_for(service):
+    spec = parallel(service.spec(400, batch=1), 1)
+    spec.train.CopyFrom(service.dataset(samples=600))  # the epoch does not end, so nothing is saved by itself
+    spec.training.batch_size = 2
+    service.train("asked", "ranks", parallel(spec, 2))
+    steps_done(service, "asked", 10)
+    os.kill(service.child_pid("asked"), signal.SIGUSR1)
+    events = finished(service, "asked")
+    saved = [event.checkpoint_saved.next_step for event in events if event.WhichOneof("event") == "checkpoint_saved"]
+    assert any(10 < step < 300 for step in saved), saved
+
+
 def test_an_engine_may_drive_its_ranks_from_one_process(service):
     service.train("single", "one-process", parallel(service.spec(3), 4))
     events = finished(service, "single")
