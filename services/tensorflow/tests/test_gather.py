@@ -114,7 +114,7 @@ def test_quotients_of_all_bytes_are_the_platforms():
         rows = Rows(column, labels, divisor, np.arange(256), 256)
         assert can_gather(rows)
         gather = Gather(rows, "float32", 0)
-        gather.start(rows.order)
+        gather.start(rows)
         (x, _), = gather.dataset.take(1).as_numpy_iterator()
         assert x.tobytes() == (column.astype(np.float32) / divisor).tobytes(), divisor
 

@@ -17,10 +17,6 @@ NORMED = oracle.chain(plain.BatchNorm("norm", 1e-3), plain.Relu("relu"), plain.C
 EVERYTHING = {"weight_decay": WeightDecay(0.01), "clip_norm": 0.5}
 
 
-def engine_class():
-    return oracle.engine_class("tensorflow")
-
-
 def rows(batch, count):
     masks = {name: mask[:count] for name, mask in batch.masks.items()}
     return Batch(batch.step, batch.x[:count], batch.labels[:count], batch.learning_rate, masks)
@@ -32,9 +28,9 @@ def batches_of(model, precision="float64", size=13, count=5, last=1):
     return [oracle.cast(batch, precision) for batch in batches]
 
 
-def build(model, settings, ranks, precision="float64", **execution):
+def build(kind, model, settings, ranks, precision="float64", **execution):
     parallel = Parallel(**ranks) if isinstance(ranks, dict) else Parallel(data=ranks)
-    return oracle.build(engine_class(), model, settings, precision=precision, parallel=parallel, **execution)
+    return oracle.build(kind, model, settings, precision=precision, parallel=parallel, **execution)
 
 
 def distance(one, other):
@@ -47,14 +43,15 @@ def distance(one, other):
     return max(np.abs(other[name] - value).max() / groups[name.split("/")[0]] for name, value in one.items())
 
 
-def deviation(model, settings, ranks, precision="float64", **execution):
+def deviation(kind, model, settings, ranks, precision="float64", last=1, **execution):
     """Largest deviation of any value recorded in any step from one rank's."""
-    batches = batches_of(model, precision)
+    batches = batches_of(model, precision, last=last)
     found = []
     for count in (1, ranks):
-        engine = build(model, settings, count, precision, **execution)
+        engine = build(kind, model, settings, count, precision, **execution)
         records = [record for _, record in record_steps(engine, batches, {batch.step for batch in batches})]
         records.append({"parameter/" + name: value for name, value in engine.parameters().items()})
+        engine.load_statistics({name: np.full_like(value, 0.7) for name, value in engine.statistics().items()})
         records.append({"logits": engine.predict(batches[0].x)})
         found.append(records)
     return max(distance(one, other) for one, other in zip(*found))
@@ -62,15 +59,49 @@ def deviation(model, settings, ranks, precision="float64", **execution):
 
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 @pytest.mark.parametrize("model", [SMALL, DROPPED, NORMED], ids=["cnn2", "dropout", "norm"])
-def test_ranks_compute_what_one_computes(model, ranks):
-    assert deviation(model, oracle.training(oracle.RULES["momentum"]), ranks) < 1e-12
+def test_ranks_compute_what_one_computes(kind, model, ranks):
+    assert deviation(kind, model, oracle.training(oracle.RULES["momentum"]), ranks) < 1e-12
 
 
 @pytest.mark.parametrize("model", [SMALL, NORMED], ids=["cnn2", "norm"])
-def test_single_precision(model):
-    assert deviation(model, oracle.training(oracle.RULES["momentum"]), 3, "float32") < 2e-6
+def test_single_precision(kind, model):
+    assert deviation(kind, model, oracle.training(oracle.RULES["momentum"]), 3, "float32") < 2e-6
 
 
 @pytest.mark.parametrize("rule", ["adam", "adadelta"])
-def test_rules_with_clipping_and_decay(rule):
-    assert deviation(DROPPED, oracle.training(oracle.RULES[rule], **EVERYTHING), 2) < 1e-12
+def test_rules_with_clipping_and_decay(kind, rule):
+    assert deviation(kind, DROPPED, oracle.training(oracle.RULES[rule], **EVERYTHING), 2) < 1e-12
+
+
+def test_native_ranks_draw_dropout_differently(kind):
+    model = oracle.chain(plain.Dropout("drop", 0.5), input_shape=(1, 6, 6))
+    engine = build(kind, model, oracle.training(oracle.RULES["sgd"]), 3, "float32", semantics="native")
+    batch = make_batches(model, 1, 6, sparse=False)[0]
+    same = Batch(0, np.repeat(batch.x[:1], 6, 0), np.repeat(batch.labels[:1], 6), 0.05)
+    kept = engine.intermediates(same).outputs["drop"] != 0
+    assert 0.3 < kept.mean() < 0.7
+    assert not any(np.array_equal(kept[0:2], kept[other:other + 2]) for other in (2, 4))
+
+
+@pytest.mark.parametrize("model", [SMALL, NORMED], ids=["cnn2", "norm"])
+def test_native_semantics(kind, model):
+    settings = oracle.training(oracle.RULES["adam"], weight_decay=WeightDecay(0.01))
+    assert deviation(kind, model, settings, 2, semantics="native", last=4) < 1e-11
+
+
+def test_a_checkpoint_of_two_ranks_goes_on_with_three(kind):
+    settings = oracle.training(oracle.RULES["adam"])
+    batches = batches_of(DROPPED, count=6)
+    whole = build(kind, DROPPED, settings, 2)
+    whole.train(ListLoop(batches[:3]))
+    state = whole.state()
+    whole.train(ListLoop(batches[3:]))
+    other = build(kind, DROPPED, settings, 3)
+    other.load_state(state)
+    other.train(ListLoop(batches[3:]))
+    assert distance(whole.parameters(), other.parameters()) < 1e-12
+    again = build(kind, DROPPED, settings, 2)
+    again.load_state(state)
+    again.train(ListLoop(batches[3:]))
+    for name, value in again.parameters().items():
+        np.testing.assert_array_equal(value, whole.parameters()[name])

@@ -15,7 +15,7 @@ from . import device, features
 from .layout import Layout
 from .model import Network, Pass
 from .optimizer import CanonicalUpdate, NativeUpdate, read_state, write_state
-from .replicas import Replicas
+from .replicas import Replicas, together
 from .shares import Share, loss_sum, scaled
 
 
@@ -157,17 +157,7 @@ class TensorFlowEngine(Engine):
             else:
                 # A copy whose share is empty has nothing to show, unless it stands in for the whole process.
                 parts = self._replicas.run(self._inside, share)[:share.rows]
-        outputs = {name: _rows([part.outputs[name] for part in parts]) for name in parts[0].outputs}
-        found = {name: _rows([part.output_gradients[name] for part in parts]) for name in outputs}
-        gradients = {name: sum(part.gradients[name].numpy() for part in parts) for name in self._variables}
-        loss = sum(float(part.loss) for part in parts)
-        convert = self._layout.output_to_canonical
-        return Intermediates(
-            loss=loss if self._replicas is None else loss / share.rows,
-            outputs={name: convert(name, value) for name, value in outputs.items()},
-            output_gradients={name: convert(name, value) for name, value in found.items()},
-            gradients={name: self._layout.to_canonical(name, value) for name, value in gradients.items()},
-        )
+        return together(parts, self._layout, share.rows if self._replicas is not None else 1)
 
     def _inside(self, share: Share) -> Intermediates:
         """The same pass as in training, recorded as tensors."""
@@ -237,10 +227,6 @@ class TensorFlowEngine(Engine):
 
     def allocator_peak_bytes(self) -> Any:
         return device.allocator_peak_bytes(self._device)
-
-
-def _rows(values: List[tf.Tensor]) -> np.ndarray:
-    return np.concatenate([value.numpy() for value in values])
 
 
 def mean_cross_entropy(logits: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:

@@ -6,7 +6,7 @@ import numpy as np
 import tensorflow as tf
 
 from .geometry import Padding, Pads
-from .shares import Share
+from .shares import Share, Sum
 
 
 def to_channels_last(x: tf.Tensor, shape: Sequence[int]) -> tf.Tensor:
@@ -127,3 +127,15 @@ def mean_of_shares(values: List[tf.Tensor], share: Share) -> List[tf.Tensor]:
     real = tf.cast(share.real, values[0].dtype)
     *sums, ranks = share.add([value * real for value in values] + [real])
     return [value / ranks for value in sums]
+
+
+def moments_by_weights(x: tf.Tensor, weights: tf.Tensor, add: Sum) -> Tuple[tf.Tensor, tf.Tensor]:
+    """Mean and biased variance (C,) as :func:`moments_of_shares`, by a weight for each row (B,).
+
+    The weights of all rows of all ranks add up to 1.
+    """
+    axes = list(range(len(x.shape) - 1))
+    weights = tf.reshape(weights, [-1] + [1] * (len(x.shape) - 1)) / float(np.prod(x.shape[1:-1]))
+    mean = add([tf.reduce_sum(x * weights, axes)])[0]
+    deviations = tf.math.squared_difference(x, tf.stop_gradient(mean))
+    return mean, add([tf.reduce_sum(deviations * weights, axes)])[0]

@@ -6,10 +6,13 @@ form a ``MultiWorkerMirroredStrategy``, whose members and their addresses are in
 
 from typing import Any, Callable, List
 
+import numpy as np
 import tensorflow as tf
 
+from crosstrain_service.engine import Intermediates
 from crosstrain_service.training import Execution
 
+from .layout import Layout
 from .shares import Share, split
 
 
@@ -22,6 +25,7 @@ class Replicas:
         self.local = parallel.data // ranks.size
         self.first = ranks.rank * self.local
         self._host = "/CPU:0"
+        self._on_gpus = execution.device == "cuda"
         if ranks.size > 1:
             self.strategy = tf.distribute.MultiWorkerMirroredStrategy(
                 communication_options=_communication(execution))
@@ -38,7 +42,7 @@ class Replicas:
     def run(self, function: Callable[[Share], Any], share: Share) -> List[Any]:
         """Results of ``function`` for each local replica's part of the process's share, in order."""
         with tf.device(self._host):
-            shares = [part._replace(add=self._add) for part in split(share, self.local)]
+            shares = [part._replace(add=add) for part in split(share, self.local)]
 
         def replica() -> Any:
             number = tf.distribute.get_replica_context().replica_id_in_sync_group
@@ -49,8 +53,18 @@ class Replicas:
         local = [self.strategy.experimental_local_results(value) for value in flat]
         return [tf.nest.pack_sequence_as(results, [values[index] for values in local]) for index in range(self.local)]
 
-    def _add(self, values: List[tf.Tensor]) -> List[tf.Tensor]:
-        return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, values)
+    def feed(self, dataset: tf.data.Dataset) -> Any:
+        """``dataset`` for ``fit``: successive elements are the shares of this process's replicas, in order."""
+        options = tf.distribute.InputOptions(experimental_fetch_to_device=self._on_gpus)
+        return self.strategy.distribute_datasets_from_function(lambda context: dataset, options)
+
+
+def add(values: List[tf.Tensor]) -> List[tf.Tensor]:
+    """Sums over all replicas, inside one of them; the values themselves outside of any strategy."""
+    context = tf.distribute.get_replica_context()
+    if context is None or context.num_replicas_in_sync == 1:
+        return values
+    return list(context.all_reduce(tf.distribute.ReduceOp.SUM, values))
 
 
 def _mirrored(execution: Execution, devices: int) -> tf.distribute.Strategy:
@@ -68,3 +82,17 @@ def _communication(execution: Execution) -> tf.distribute.experimental.Communica
     return tf.distribute.experimental.CommunicationOptions(
         bytes_per_pack=execution.parallel.bucket_mib << 20,
         implementation=kinds.NCCL if execution.device == "cuda" else kinds.RING)
+
+
+def together(parts: List[Intermediates], layout: Layout, rows: int) -> Intermediates:
+    """What the replicas of one process recorded as tensors, in canonical form; ``rows`` divides the sum of losses."""
+    names = list(parts[0].outputs)
+    outputs = {name: np.concatenate([part.outputs[name].numpy() for part in parts]) for name in names}
+    found = {name: np.concatenate([part.output_gradients[name].numpy() for part in parts]) for name in names}
+    gradients = {name: sum(part.gradients[name].numpy() for part in parts) for name in parts[0].gradients}
+    return Intermediates(
+        loss=sum(float(part.loss) for part in parts) / rows,
+        outputs={name: layout.output_to_canonical(name, value) for name, value in outputs.items()},
+        output_gradients={name: layout.output_to_canonical(name, value) for name, value in found.items()},
+        gradients={name: layout.to_canonical(name, value) for name, value in gradients.items()},
+    )

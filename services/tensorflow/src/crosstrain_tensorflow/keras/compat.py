@@ -94,3 +94,17 @@ def run_fit(model: keras.Model,
             callback: keras.callbacks.Callback) -> None:
     """One epoch of ``model.fit`` without output."""
     model.fit(dataset, epochs=1, steps_per_epoch=steps, callbacks=[callback], shuffle=False, verbose=0)
+
+
+def build_for_replicas(model: keras.Model, features: Any) -> None:
+    """Makes what Keras 3 would make at the first ``fit`` under a strategy.
+
+    There it takes a batch of its own from the data and averages it over the replicas, which fails with unequal
+    shares and loses the batch. ``features``: what the model is called with, symbolic.
+    """
+    if not KERAS_3:
+        return
+    labels = keras.KerasTensor((None,), "int64")
+    weights = keras.KerasTensor((None,), model.compute_dtype)
+    model._symbolic_build(data_batch=(features, labels, weights))
+    model._maybe_symbolic_build = lambda *arguments, **options: None

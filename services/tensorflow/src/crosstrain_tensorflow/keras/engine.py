@@ -15,9 +15,11 @@ from crosstrain_service.training import Execution, Training
 from .. import device, features
 from ..layout import Layout
 from ..optimizer import read_state, write_state
+from ..replicas import Replicas, together
+from ..shares import Share, loss_sum, scaled
 from . import compat, optimizer
 from .feed import Feed, StepReporter
-from .layers import RecordedLoss
+from .layers import RecordedLoss, SharedLoss
 from .model import KerasNetwork
 
 
@@ -44,17 +46,27 @@ class KerasEngine(Engine):
         self._dtype = execution.precision or "float32"
         self._layout = Layout(model)
         compiled = execution.compiler == "xla"
-        with self._scope():
+        self._steps = 0
+        self._shares = Replicas(execution) if execution.parallel.data > 1 else None
+        with self._scope(), contextlib.nullcontext() if self._shares is None else self._shares.scope():
             if execution.native:
                 keras.utils.set_random_seed(training.seed & 0x7FFFFFFF)
-            self._network = KerasNetwork(model, training, self._layout, self._dtype, execution.native)
+            self._network = KerasNetwork(model, training, self._layout, self._dtype, execution.native,
+                                         execution.parallel)
             self._variables = self._network.variables_by_name
             self._optimizer = optimizer.build(training, self._variables, execution.native)
-            self._loss = RecordedLoss(self._dtype)
+            self._loss = (RecordedLoss(self._dtype) if self._shares is None
+                          else SharedLoss(self._dtype, self._shares))
             if self._network.inference is not self._network.training:
                 compat.compile_model(self._network.inference, compiled)
             compat.compile_model(self._network.training, compiled, optimizer=self._optimizer, loss=self._loss)
-            self._feed = Feed(model, self._dtype, self._network.mask_inputs, execution.prefetch)
+            if self._shares is not None:
+                compat.build_for_replicas(self._network.training, self._network.symbolic_inputs)
+            self._feed = Feed(model, self._dtype, self._network.mask_inputs, execution.prefetch,
+                              self._shares, self._network.weighted)
+            # Keras's own would split the rows among the replicas.
+            self._logits = tf.function(lambda x: self._network.inference(x, training=False), autograph=False,
+                                       reduce_retracing=True)
 
     @contextlib.contextmanager
     def _scope(self) -> Iterator[None]:
@@ -66,6 +78,7 @@ class KerasEngine(Engine):
         reporter = StepReporter(loop, self._loss, self._optimizer)
         for epoch in loop.epochs():
             dataset = self._feed.start(epoch)
+            self._steps += epoch.steps
             with self._scope():
                 try:
                     compat.run_fit(self._network.training, dataset, epoch.steps, reporter)
@@ -79,6 +92,8 @@ class KerasEngine(Engine):
 
     def predict(self, x: np.ndarray) -> np.ndarray:
         with self._scope():
+            if self._shares is not None:
+                return np.array(self._logits(tf.convert_to_tensor(x, self._dtype)))
             return np.array(self._network.inference.predict_on_batch(np.asarray(x, self._dtype)))
 
     def intermediates(self, batch: Batch) -> Intermediates:
@@ -87,22 +102,30 @@ class KerasEngine(Engine):
             x = tf.convert_to_tensor(batch.x, self._dtype)
             masks = {name: tf.convert_to_tensor(batch.masks[name], self._dtype)
                      for name in self._network.mask_inputs}
-            with tf.GradientTape() as tape:
-                tape.watch(x)
-                outputs = self._network.forward(x, masks, training=True)
-                logits = list(outputs.values())[-1]
-                loss = self._loss(tf.convert_to_tensor(batch.labels), logits)
-            sources = list(outputs.values()) + [compat.tensorflow_variable(item) for item in self._variables.values()]
-            found = tape.gradient(loss, sources)
+            share = Share(x, tf.convert_to_tensor(batch.labels), masks, 1.0 if batch.samples else 0.0, batch.total,
+                          self._execution.data_share)
+            if self._shares is None:
+                parts = [self._inside(share)]
+            else:
+                parts = self._shares.run(self._inside, share)[:share.rows]
         write_state(self._hidden_state(), kept)
-        convert = self._layout.output_to_canonical
-        return Intermediates(
-            loss=float(loss),
-            outputs={name: convert(name, value.numpy()) for name, value in outputs.items()},
-            output_gradients={name: convert(name, value.numpy()) for name, value in zip(outputs, found)},
-            gradients={name: self._layout.to_canonical(name, value.numpy())
-                       for name, value in zip(self._variables, found[len(outputs):])},
-        )
+        return together(parts, self._layout, share.rows if self._shares is not None else 1)
+
+    def _inside(self, share: Share) -> Intermediates:
+        with tf.GradientTape() as tape:
+            tape.watch(share.x)
+            weights = tf.fill([share.rows], tf.constant(share.real / share.total, self._dtype))
+            outputs = self._network.forward(share.x, share.masks, training=True, weights=weights)
+            logits = list(outputs.values())[-1]
+            if share.add is None:
+                loss = total = self._loss(share.labels, logits)
+            else:
+                loss = loss_sum(logits, share.labels)
+                total = scaled(loss, share)
+        sources = list(outputs.values()) + [compat.tensorflow_variable(item) for item in self._variables.values()]
+        found = tape.gradient(total, sources)
+        return Intermediates(loss, dict(outputs), dict(zip(outputs, found)),
+                             dict(zip(self._variables, found[len(outputs):])))
 
     def parameters(self) -> Arrays:
         return {name: self._layout.to_canonical(name, variable.numpy())

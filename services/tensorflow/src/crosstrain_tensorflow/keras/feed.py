@@ -2,15 +2,17 @@
 
 from typing import Any, Dict, Iterator, Optional
 
+import numpy as np
 import tensorflow as tf
 from tensorflow import keras
 
 from crosstrain_service.engine import Batch, Epoch, Loop
 from crosstrain_service.model import Model
+from crosstrain_service.parallel.shares import share_slice
 
+from ..replicas import Replicas
 from .gather import Gather, can_gather, with_options
-from .layers import RecordedLoss
-from .model import INPUT
+from .model import INPUT, WEIGHTS
 
 
 class Feed:
@@ -22,24 +24,40 @@ class Feed:
     batch is then the time it took to make it, beside the step before.
     """
 
-    def __init__(self, model: Model, dtype: str, mask_inputs: Dict[str, str], prefetch: int) -> None:
+    def __init__(self,
+                 model: Model,
+                 dtype: str,
+                 mask_inputs: Dict[str, str],
+                 prefetch: int,
+                 shares: Optional[Replicas] = None,
+                 weighted: bool = False) -> None:
         self._mask_inputs = mask_inputs
+        self._shares = shares
+        self._weighted = weighted
         self._prefetch = prefetch
         self._gather: Optional[Gather] = None
+        self._gathered: Any = None
         self._dtype = dtype
         self._batches: Iterator[Batch] = iter(())
         self.error: Optional[BaseException] = None
         shapes = model.input_shapes()
         x = tf.TensorSpec((None,) + tuple(model.input_shape), dtype)
         features: Any = x
-        if mask_inputs:
+        weights = tf.TensorSpec((None,), dtype)
+        if mask_inputs or weighted:
             features = {name: tf.TensorSpec((None,) + shapes[layer], dtype) for layer, name in mask_inputs.items()}
             features[INPUT] = x
-        dataset = tf.data.Dataset.from_generator(
-            self._generate, output_signature=(features, tf.TensorSpec((None,), tf.int64)))
-        self._generated = with_options(dataset, 1)
+            if weighted:
+                features[WEIGHTS] = weights
+        signature: Any = (features, tf.TensorSpec((None,), tf.int64))
+        if shares is None:
+            self._generated = with_options(tf.data.Dataset.from_generator(
+                self._generate, output_signature=signature), 1)
+        else:
+            self._generated = shares.feed(with_options(tf.data.Dataset.from_generator(
+                self._generate_shares, output_signature=signature + (weights,)), shares.local))
 
-    def start(self, epoch: Epoch) -> tf.data.Dataset:
+    def start(self, epoch: Epoch) -> Any:
         """The data set for the next call of ``fit``, which executes the steps of ``epoch``."""
         self.error = None
         rows = epoch.rows()
@@ -47,9 +65,15 @@ class Feed:
             self._batches = iter(epoch.batches())
             return self._generated
         if self._gather is None or not self._gather.serves(rows):
-            self._gather = Gather(rows, self._dtype, self._prefetch)
-        self._gather.start(rows.order)
-        return self._gather.dataset
+            self._gather = Gather(rows, self._dtype, self._prefetch, self._shares.local if self._shares else 0)
+            self._gathered = self._gather.dataset
+            if self._shares is not None:
+                self._gathered = self._shares.feed(self._gathered.map(self._with_weights))
+        self._gather.start(rows)
+        return self._gathered
+
+    def _with_weights(self, x: tf.Tensor, labels: tf.Tensor, weights: tf.Tensor) -> Any:
+        return ({INPUT: x, WEIGHTS: weights} if self._weighted else x), labels, weights
 
     def finish(self) -> None:
         """Lets go of the batches; ``fit`` stops asking after the last step, which leaves their generator suspended."""
@@ -58,7 +82,7 @@ class Feed:
         if close is not None:
             close()
 
-    def _generate(self) -> Iterator[Any]:
+    def _generate(self, whole: bool = False) -> Iterator[Any]:
         batches = self._batches
         while True:
             try:
@@ -68,12 +92,25 @@ class Feed:
             except BaseException as error:  # handed to the training thread, TensorFlow would only quote it
                 self.error = error
                 return
-            if self._mask_inputs:
+            if self._mask_inputs or whole:
                 features = {name: batch.masks[layer] for layer, name in self._mask_inputs.items()}
                 features[INPUT] = batch.x
-                yield features, batch.labels
+                yield (features, batch.labels, batch) if whole else (features, batch.labels)
             else:
                 yield batch.x, batch.labels
+
+
+    def _generate_shares(self) -> Iterator[Any]:
+        for features, labels, batch in self._generate(whole=True):
+            for index in range(self._shares.local):
+                rows = share_slice(len(labels), self._shares.local, index)
+                real = batch.samples > 0 and rows.stop > rows.start
+                rows = rows if rows.stop > rows.start else slice(0, 1)
+                weights = np.full(rows.stop - rows.start, (1.0 if real else 0.0) / batch.total, self._dtype)
+                part: Any = {name: value[rows] for name, value in features.items()}
+                if self._weighted:
+                    part[WEIGHTS] = weights
+                yield (part if len(part) > 1 else part[INPUT]), labels[rows], weights
 
 
 class StepReporter(keras.callbacks.Callback):
@@ -84,7 +121,7 @@ class StepReporter(keras.callbacks.Callback):
 
     def __init__(self,
                  loop: Loop,
-                 loss: RecordedLoss,
+                 loss: Any,
                  optimizer: keras.optimizers.Optimizer) -> None:
         super().__init__()
         self._loop = loop

@@ -16,35 +16,59 @@ ALIGNMENT = 64
 
 
 class Gather:
-    """A ``tf.data.Dataset`` of (x, labels) over rows of a data set, for any order and number of batches."""
+    """A ``tf.data.Dataset`` of (x, labels) over rows of a data set, for any order and number of batches.
 
-    def __init__(self, rows: Rows, dtype: str, prefetch: int) -> None:
+    With ``shares`` above 0 an element is one of that many shares of a batch, (x, labels, weights): weights (B,)
+    are 1 / size of the whole batch, or 0 for the one row of an empty share.
+    """
+
+    def __init__(self, rows: Rows, dtype: str, prefetch: int, shares: int = 0) -> None:
         self._source = _source(rows)
         with tf.device("/CPU:0"):
             pixels, labels = _shared(rows.pixels), _shared(rows.labels)
             # A captured tensor, not a constant: no optimizer makes a multiplication of this division.
             divisor = tf.constant(rows.divisor)
             self._order = tf.Variable(np.zeros(0, np.int64), trainable=False, shape=(None,), name="order")
+            self._totals = tf.Variable(np.zeros(0, np.int64), trainable=False, shape=(None,), name="totals")
         is_scaled = rows.pixels.dtype == np.uint8
         size = rows.batch_size
 
         def batch(index: tf.Tensor) -> Any:
-            chosen = self._order[index * size:(index + 1) * size]
+            return read(self._order[index * size:(index + 1) * size])
+
+        def read(chosen: tf.Tensor) -> Any:
             x = tf.gather(pixels, chosen)
             if is_scaled:
                 x = tf.cast(x, tf.float32) / divisor
             return tf.cast(x, dtype), tf.gather(labels, chosen)
 
+        def share(index: tf.Tensor) -> Any:
+            step, part = index // shares, index % shares
+            chosen = self._order[step * size:(step + 1) * size]
+            quotient, larger = tf.size(chosen, tf.int64) // shares, tf.size(chosen, tf.int64) % shares
+            start = part * quotient + tf.minimum(part, larger)
+            rows = chosen[start:start + quotient + tf.cast(part < larger, tf.int64)]
+            real = tf.cast(tf.size(rows) > 0, dtype)
+            rows = tf.cond(real > 0, lambda: rows, lambda: chosen[:1])
+            total = tf.cast(tf.reduce_sum(self._totals[step:step + 1]), dtype)
+            return read(rows) + (tf.fill([tf.size(rows)], tf.math.divide_no_nan(real, total)),)
+
         # Without an end: ``fit`` is told the number of steps, and what is beyond the order is an empty batch.
-        self.dataset = with_options(tf.data.Dataset.counter().map(batch), max(1, prefetch))
+        self.dataset = with_options(tf.data.Dataset.counter().map(share if shares else batch),
+                                    max(1, prefetch) * max(1, shares))
 
     def serves(self, rows: Rows) -> bool:
         """Whether this is the pipeline for the arrays of ``rows``."""
         return self._source == _source(rows)
 
-    def start(self, order: np.ndarray) -> None:
+    def start(self, rows: Rows) -> None:
         """Sets the row numbers of the next call of ``fit``."""
-        self._order.assign(order)
+        self._order.assign(rows.order)
+        totals = rows.totals
+        if totals is None:
+            starts = np.arange(0, len(rows.order), rows.batch_size)
+            totals = np.minimum(rows.batch_size, len(rows.order) - starts)
+        self._totals.assign(totals)
 
 
 def with_options(dataset: tf.data.Dataset, prefetch: int) -> tf.data.Dataset:

@@ -6,7 +6,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow import keras
 
-from .. import operations
+from .. import operations, replicas
 from ..geometry import Pads
 
 
@@ -61,6 +61,59 @@ class LocalResponseNormalization(keras.layers.Layer):
         return dict(super().get_config(), within=self._within, **self._constants)
 
 
+class SharedBatchNorm(keras.layers.Layer):
+    """Batch norm by the statistics of the whole batch of all replicas; canonical semantics.
+
+    Called with (B, spatial..., C) and a weight for each row (B,), 1 / size of the whole batch or 0, or, where the
+    running statistics are used, with the first alone. They are set from outside. Keras's own synchronised layer
+    takes the variance from the mean of squares and counts rows that stand in for nothing.
+    """
+
+    def __init__(self, epsilon: float, **options: Any) -> None:
+        super().__init__(**options)
+        self._epsilon = epsilon
+
+    def build(self, shape: Any) -> None:
+        """Makes gamma, beta and the running statistics, each (C,)."""
+        channels = (shape[0] if isinstance(shape, (list, tuple)) and isinstance(shape[0], (list, tuple)) or
+                    hasattr(shape[0], "as_list") else shape)[-1]
+        for name, value, trained in (("gamma", "ones", True), ("beta", "zeros", True),
+                                     ("moving_mean", "zeros", False), ("moving_variance", "ones", False)):
+            setattr(self, name, self.add_weight(
+                name=name, shape=(channels,), initializer=value, trainable=trained, dtype=self.dtype))
+        self.built = True
+
+    def call(self, inputs: Any) -> tf.Tensor:
+        """The shape of the first input."""
+        if isinstance(inputs, (list, tuple)):
+            x, weights = inputs
+            mean, variance = operations.moments_by_weights(x, weights, replicas.add)
+        else:
+            x, mean, variance = inputs, self.moving_mean, self.moving_variance
+        return tf.nn.batch_normalization(x, *(
+            tf.convert_to_tensor(value) for value in (mean, variance, self.beta, self.gamma)), self._epsilon)
+
+    def compute_output_shape(self, shape: Any) -> Any:
+        """Shape of the first input."""
+        return shape[0] if isinstance(shape, list) else shape
+
+    def get_config(self) -> Dict[str, Any]:
+        return dict(super().get_config(), epsilon=self._epsilon)
+
+
+class ReplicaDropout(keras.layers.Dropout):
+    """Keras 3's dropout, drawn differently by every replica; its own draws the same everywhere."""
+
+    def call(self, inputs: tf.Tensor, training: bool = False) -> tf.Tensor:
+        """The shape of the input."""
+        if not training or self.rate == 0:
+            return inputs
+        context = tf.distribute.get_replica_context()
+        replica = 0 if context is None else int(tf.get_static_value(context.replica_id_in_sync_group))
+        seed = tf.cast(self.seed_generator.next(), tf.int64) + tf.constant([replica << 32, 0], tf.int64)
+        return tf.nn.experimental.stateless_dropout(inputs, self.rate, seed)
+
+
 class RecordedLoss(keras.losses.SparseCategoricalCrossentropy):
     """Mean cross-entropy from logits that leaves its value in the variable ``last``.
 
@@ -86,3 +139,36 @@ class RecordedLoss(keras.losses.SparseCategoricalCrossentropy):
         """The value of the last batch, a scalar that later steps do not change."""
         # Short for last.read_value(), whose wrapping costs several times the operation itself.
         return tf.raw_ops.ReadVariableOp(resource=self.last.handle, dtype=self.last.dtype)
+
+
+class SharedLoss(keras.losses.SparseCategoricalCrossentropy):
+    """Cross-entropy from logits, each row times its sample weight and added up, with :class:`RecordedLoss`'s variable.
+
+    With 1 / size of the whole batch as weight, or 0 for a row that stands in for nothing, the sum over
+    replicas is the mean over the whole batch, however unequal the shares are. Keras's own mean over a replica's rows
+    is scaled by the number of replicas, a mean of means.
+    """
+
+    def __init__(self, dtype: str, shares: replicas.Replicas) -> None:
+        super().__init__(from_logits=True, name="loss", reduction="sum")
+        self._shares = shares
+        self.last = tf.Variable(0.0, trainable=False, dtype=dtype, name="last_loss",
+                                synchronization=tf.VariableSynchronization.ON_READ,
+                                aggregation=tf.VariableAggregation.SUM)
+
+    def __call__(self,
+                 y_true: tf.Tensor,
+                 y_pred: tf.Tensor,
+                 sample_weight: Optional[tf.Tensor] = None) -> tf.Tensor:
+        """This share's addend in the mean over the whole batch, a scalar."""
+        value = super().__call__(y_true, y_pred, sample_weight)
+        # Alone in a process, a replica reports the mean over its own rows.
+        several = self._shares.local < self._shares.count
+        part = tf.math.divide_no_nan(value, tf.reduce_sum(sample_weight)) if several else value
+        self.last.assign(part)
+        return value
+
+    def read(self) -> tf.Tensor:
+        """Mean over this process's rows in the last batch, a scalar that later steps do not change."""
+        parts = self._shares.strategy.experimental_local_results(self.last)
+        return tf.add_n([tf.raw_ops.ReadVariableOp(resource=part.handle, dtype=part.dtype) for part in parts])

@@ -21,18 +21,20 @@ from crosstrain_service.model import (
     Relu,
     Shape,
 )
-from crosstrain_service.training import Training
+from crosstrain_service.training import Parallel, Training
 
 from .. import native
 from ..geometry import convolution_padding, pool_padding
 from ..layout import Layout
 from . import compat
-from .layers import Factors, LocalResponseNormalization, Padding
+from .layers import Factors, LocalResponseNormalization, Padding, ReplicaDropout, SharedBatchNorm
 
 layers = keras.layers
 
 #: Name of the model's data input.
 INPUT = "x"
+#: Name of its input for the weights of rows, where batch norm spans several replicas.
+WEIGHTS = "weights"
 
 
 class Stage(NamedTuple):
@@ -56,11 +58,15 @@ class KerasNetwork:
                  training: Training,
                  layout: Layout,
                  dtype: str,
-                 is_native: bool) -> None:
+                 is_native: bool,
+                 parallel: Parallel = Parallel()) -> None:
         self._settings = training
         self._layout = layout
         self._dtype = dtype
         self._native = is_native
+        self._parallel = parallel
+        #: Whether ``training`` has the input :data:`WEIGHTS`.
+        self.weighted = not is_native and parallel.data > 1 and bool(model.layers_of(BatchNorm))
         self._count = 0
         self.variables_by_name: Dict[str, Any] = OrderedDict()
         self.running: Dict[str, Any] = OrderedDict()
@@ -76,8 +82,14 @@ class KerasNetwork:
         x = keras.Input(model.input_shape, dtype=self._dtype, name=INPUT)
         inputs = {INPUT: x}  # Keras 3 sorts the names of a plain dictionary, as tf.data does
         trained = plain = _chain(self._entry, x)
+        weights = inputs[WEIGHTS] = keras.Input((), dtype=self._dtype, name=WEIGHTS) if self.weighted else None
+        if weights is None:
+            del inputs[WEIGHTS]
         for stage in self.stages:
-            if stage.mask is None:
+            if stage.layers and isinstance(stage.layers[-1], SharedBatchNorm):
+                plain = _chain(stage.layers, plain)
+                trained = stage.layers[0]([trained, weights])
+            elif stage.mask is None:
                 shared = plain is trained
                 trained = _chain(stage.layers, trained)
                 plain = trained if shared else _chain(stage.layers, plain)
@@ -86,8 +98,11 @@ class KerasNetwork:
                 mask = inputs[stage.mask] = keras.Input(shapes[stage.name], dtype=self._dtype, name=stage.mask)
                 trained = stage.layers[0]([trained, _chain(stage.mask_layers, mask)])
         # A model with one input is called with a tensor, not with a dictionary of one.
-        self.training = keras.Model(inputs if self.mask_inputs else x, trained)
-        self.inference = keras.Model(x, plain) if self.mask_inputs else self.training
+        several = bool(self.mask_inputs) or self.weighted
+        #: What ``training`` is called with.
+        self.symbolic_inputs = inputs if several else x
+        self.training = keras.Model(self.symbolic_inputs, trained)
+        self.inference = keras.Model(x, plain) if several else self.training
 
     def entry(self, x: tf.Tensor) -> tf.Tensor:
         """The input of the first layer, channels last, for ``x`` in canonical layout."""
@@ -97,8 +112,12 @@ class KerasNetwork:
                 x: tf.Tensor,
                 masks: Dict[str, tf.Tensor],
                 training: bool,
-                drop: bool = True) -> Dict[str, tf.Tensor]:
-        """Output of every canonical layer, from the models' own layers called one after the other."""
+                drop: bool = True,
+                weights: Optional[tf.Tensor] = None) -> Dict[str, tf.Tensor]:
+        """Output of every canonical layer, from the models' own layers called one after the other.
+
+        ``weights`` (B,) of the rows for batch norm over several replicas; equal ones if not given.
+        """
         outputs: Dict[str, tf.Tensor] = OrderedDict()
         y = _chain(self._entry, x)
         for stage in self.stages:
@@ -107,7 +126,11 @@ class KerasNetwork:
                     y = stage.layers[0]([y, _chain(stage.mask_layers, masks[stage.name])])
             else:
                 for layer in stage.layers:
-                    if isinstance(layer, layers.BatchNormalization):
+                    if isinstance(layer, SharedBatchNorm):
+                        if weights is None:
+                            weights = tf.fill(tf.shape(y)[:1], 1 / tf.cast(tf.shape(y)[0], y.dtype))
+                        y = layer([y, weights] if training else y)
+                    elif isinstance(layer, layers.BatchNormalization):
                         y = layer(y, training=training)
                     elif isinstance(layer, layers.Dropout):
                         y = layer(y, training=training and drop)
@@ -145,7 +168,8 @@ class KerasNetwork:
             return order + [layers.Flatten(**self._options())]
         if isinstance(layer, Dropout):
             seed = (self._settings.seed + len(self.dropouts)) & 0x7FFFFFFF
-            made = layers.Dropout(layer.rate, seed=seed, **dict(self._options(), **compat.dropout_options()))
+            kind = ReplicaDropout if compat.KERAS_3 and self._parallel.data > 1 else layers.Dropout
+            made = kind(layer.rate, seed=seed, **dict(self._options(), **compat.dropout_options()))
             self.dropouts.append(made)
             return [made]
         if isinstance(layer, BatchNorm):
@@ -175,8 +199,13 @@ class KerasNetwork:
 
     def _batch_norm(self, layer: BatchNorm) -> keras.layers.Layer:
         options = self._options()
+        if self.weighted:
+            return SharedBatchNorm(layer.epsilon, **options)
+        if self._parallel.data > 1 and not self._parallel.local_batch_norm:
+            options["synchronized"] = True
         if layer.epsilon is not None:
-            options.update(compat.batch_norm_options(layer.epsilon), epsilon=layer.epsilon)
+            options.update(compat.batch_norm_options(layer.epsilon) if not options.get("synchronized") else {},
+                           epsilon=layer.epsilon)
         if layer.momentum is not None:
             options["momentum"] = layer.momentum
         return layers.BatchNormalization(

@@ -14,7 +14,7 @@ from tensorflow import keras
 
 from crosstrain_service.training import Rule, Training
 
-from .. import native, rules
+from .. import native, replicas, rules
 from . import compat
 
 
@@ -29,6 +29,23 @@ class _L2:
         if self.l2_rate and compat.variable_index(self, variable) in self.decayed:
             gradient = gradient + self.l2_rate * tf.convert_to_tensor(variable)
         super().update_step(gradient, variable, *learning_rate)
+
+
+class _SumFirst:
+    """Mixin for Keras 3: adds gradients up over replicas before they are clipped, not afterwards."""
+
+    def _backend_apply_gradients(self, grads: Any, trainable_variables: Any) -> None:
+        super()._backend_apply_gradients(replicas.add(list(grads)), trainable_variables)
+
+    def _all_reduce_sum_gradients(self, grads_and_vars: Any) -> Any:
+        return grads_and_vars
+
+
+class _Unchanged:
+    """Mixin for Keras 2, which clips what it has added up."""
+
+
+_Sum: Any = _SumFirst if compat.KERAS_3 else _Unchanged
 
 
 class _RuleOptimizer(keras.optimizers.Optimizer):
@@ -75,15 +92,15 @@ class _RuleOptimizer(keras.optimizers.Optimizer):
         return dict(super().get_config(), rule=self._rule)
 
 
-class CanonicalSGD(_L2, keras.optimizers.SGD):
+class CanonicalSGD(_L2, _Sum, keras.optimizers.SGD):
     """Keras's SGD with L2 decay."""
 
 
-class CanonicalAdadelta(_L2, keras.optimizers.Adadelta):
+class CanonicalAdadelta(_L2, _Sum, keras.optimizers.Adadelta):
     """Keras's Adadelta with L2 decay."""
 
 
-class CanonicalRule(_L2, _RuleOptimizer):
+class CanonicalRule(_L2, _Sum, _RuleOptimizer):
     """One of the rules with L2 decay."""
 
 
