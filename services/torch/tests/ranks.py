@@ -60,7 +60,7 @@ def run(function, parallel, *arguments, members=1, **execution):
         found, errors = [], []
         for rank, (process, receiver) in enumerate(started):
             try:
-                good, value = receiver.recv() if receiver.poll(30) else (False, "no answer")
+                good, value = receiver.recv() if receiver.poll(120) else (False, "no answer")
             except EOFError:
                 good, value = False, "ended without an answer"
             (found if good else errors).append(value)
@@ -76,7 +76,7 @@ def run(function, parallel, *arguments, members=1, **execution):
 def _rank(sender, function, execution, folder, arguments):
     os.environ.update(environment("torch", execution, folder))
     # Where it hangs, if it does.
-    faulthandler.dump_traceback_later(25)
+    faulthandler.dump_traceback_later(100)
     try:
         sender.send((True, function(execution, *arguments)))
     except BaseException:

@@ -241,23 +241,41 @@ class TorchEngine(Engine):
         if pipeline.size > 1:
             logits = end if pipeline.index == pipeline.size - 1 else logits
         loss = functional.cross_entropy(logits, devices.to_tensor(batch.labels, self._device))
+        wanted = outputs + list(self._network.trained.values())
         # Scaled as in the step: small gradients would vanish in float16, and every rounding would be another one.
         scale = self._precision.factor() * self._steps.averaged
-        wanted = outputs + list(self._network.trained.values())
-        found: List[torch.Tensor] = []
-        passed = None
-        for stage in reversed(range(pipeline.size)):
-            gradient = None
-            if stage == pipeline.index:
-                root = loss * (scale * batch.part) if passed is None else end
-                gradient, *found = torch.autograd.grad(root, [begin] + wanted, passed)
-            if stage:
-                passed = relay(self._world, gradient, begin.new_empty((len(begin),) + self._boundaries[stage - 1]), stage)
+        while True:
+            found = self._backwards(loss * (scale * batch.part), begin, end, wanted)
+            if self._precision.scaler is None or scale < 1.0 or self._all_finite(found):
+                break
+            # The step itself would be left out.
+            scale /= 2.0
         group, cuts = self._network.group, self._network.cuts
         whole = whole_outputs(found[:len(outputs)], cuts, group) + found[len(outputs):]
         if scale != 1.0:
             whole = [gradient.to(self._dtype) / scale for gradient in whole]
         return float(loss.detach()), whole_outputs(outputs, cuts, group), whole
+
+    def _backwards(self, loss: torch.Tensor, begin: torch.Tensor, end: torch.Tensor,
+                   wanted: List[torch.Tensor]) -> List[torch.Tensor]:
+        """Gradients of ``loss``, passed back through the pipeline, whose stage here goes from ``begin`` to ``end``."""
+        found: List[torch.Tensor] = []
+        pipeline, passed = self._world.pipeline, None
+        again = self._precision.scaler is not None
+        for stage in reversed(range(pipeline.size)):
+            gradient = None
+            if stage == pipeline.index:
+                root = loss if passed is None else end
+                gradient, *found = torch.autograd.grad(root, [begin] + wanted, passed, retain_graph=again)
+            if stage:
+                shape = (len(begin),) + self._boundaries[stage - 1]
+                passed = relay(self._world, gradient, begin.new_empty(shape), stage)
+        return found
+
+    def _all_finite(self, gradients: List[torch.Tensor]) -> bool:
+        """Whether they are in all data ranks, which differentiate together."""
+        bad = sum(float(not torch.isfinite(gradient).all()) for gradient in gradients)
+        return not self._world.data.add_up(torch.tensor([bad], device=self._device)).item()
 
     def parameters(self) -> Arrays:
         own = OrderedDict((name, devices.to_array(value)) for name, value in self._network.trained.items())
