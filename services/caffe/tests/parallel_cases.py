@@ -46,12 +46,11 @@ def case(model, rule, execution=None, **settings):
 CASES = {rule: case(SMALL, rule) for rule in RULES}
 CASES["clip and decay"] = case(SMALL, "adam", clip_norm=0.05, weight_decay=WeightDecay(0.1))
 CASES["decoupled"] = case(SMALL, "momentum", clip_norm=0.05, weight_decay=WeightDecay(0.2, decoupled=True))
-CASES["masks"] = case(DROPPING, "momentum")
+CASES["masks"] = case(DROPPING, "momentum")._replace(probe=True)
 CASES["native"] = case(SMALL, "adam", {"semantics": "native"}, weight_decay=WeightDecay(0.01), clip_norm=1.0)
 CASES["native dropout"] = case(DROPPING, "momentum", {"semantics": "native"})
 CASES["local batch norm"] = case(NORMAL, "momentum", {"semantics": "native"})
-CASES.update(("fault " + fault, CASES["momentum"]._replace(fault=fault)) for fault in FAULTS if fault)
-# Three steps, and the other two from the state that they leave.
-CASES["first half"] = CASES["clip and decay"]._replace(batches=CASES["clip and decay"].batches[:3])
+CASES["momentum"] = CASES["momentum"]._replace(faults=[name for name in FAULTS if name])
+CASES["clip and decay"] = CASES["clip and decay"]._replace(halfway=3)
 CASES["second half"] = CASES["clip and decay"]._replace(
-    batches=CASES["clip and decay"].batches[3:], state="{folder}/first half-2-0.npz")
+    halfway=0, batches=CASES["clip and decay"].batches[3:], state="{folder}/clip and decay-2-0.npz")

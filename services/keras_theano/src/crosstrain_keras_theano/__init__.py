@@ -9,7 +9,9 @@ import os
 import uuid
 from typing import Dict
 
-from crosstrain_service.training import Execution
+from crosstrain_service.model import BatchNorm, Model
+from crosstrain_service.parallel import sums
+from crosstrain_service.training import Execution, Training
 
 from .compiledir import VARIABLE
 
@@ -52,6 +54,8 @@ def environment(engine: str, execution: Execution, run_dir: str) -> Dict[str, st
         "OPENBLAS_NUM_THREADS": threads,
         "MKL_NUM_THREADS": threads,
     }
+    if execution.parallel.ranks > 1:
+        variables.update(sums.environment())
     if execution.device == "cpu":
         variables["CUDA_VISIBLE_DEVICES"] = ""
     else:
@@ -59,6 +63,17 @@ def environment(engine: str, execution: Execution, run_dir: str) -> Dict[str, st
         variables["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
         variables["NVIDIA_TF32_OVERRIDE"] = "0"
     return variables
+
+
+def refusal(engine: str, model: Model, training: Training, execution: Execution) -> str:
+    """Why an engine cannot do what the parts of the request, each for itself, allow; empty if it can."""
+    parallel = execution.parallel
+    if parallel.ranks > 1 and execution.native and model.layers_of(BatchNorm) and not parallel.local_batch_norm:
+        return (
+            "engine %s in native semantics normalises over each rank's share of a batch: set parallel.local_batch_norm, "
+            "or use canonical semantics" % engine
+        )
+    return ""
 
 
 def _flags(execution: Execution, base: str) -> Dict[str, str]:

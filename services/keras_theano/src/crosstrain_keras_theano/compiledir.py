@@ -94,6 +94,43 @@ def prepare() -> int:
     return count
 
 
+def noted(what: str, compiledir: str) -> bool:
+    """Whether the cache has held, since :func:`note`, all that ``what`` compiles."""
+    return os.path.exists(_note(what, compiledir))
+
+
+def note(what: str, compiledir: str) -> None:
+    """Notes that all that ``what`` compiles has been published."""
+    try:
+        with open(_note(what, compiledir), "w"):
+            pass
+    except OSError as error:
+        _LOG.warning("compiled modules could not be noted in the cache: %s", error.strerror)
+
+
+def _note(what: str, compiledir: str) -> str:
+    name = "complete-" + hashlib.sha256(what.encode("utf-8")).hexdigest()[:24]
+    return os.path.join(cache_folder(), os.path.basename(compiledir), name)
+
+
+def take(source: str, target: str) -> int:
+    """Puts modules of another process's compile directory into this one's; returns how many.
+
+    To be called while the other process compiles nothing. A failure costs time only.
+    """
+    count = 0
+    for module in _folders(source):
+        if _identity(os.path.join(source, module)) is None or os.path.exists(os.path.join(target, module)):
+            continue
+        try:
+            _copy_module(os.path.join(source, module), os.path.join(target, module), renew=True)
+            count += 1
+        except OSError as error:
+            shutil.rmtree(os.path.join(target, module), ignore_errors=True)
+            _LOG.warning("a compiled module could not be taken from rank 0: %s", error.strerror)
+    return count
+
+
 def publish(compiledir: str) -> int:
     """Adds modules compiled in ``compiledir`` (Theano's, inside the run's base) to the cache.
 

@@ -4,34 +4,49 @@ Functions other than the training step are compiled when first used, from the sa
 own differentiation.
 """
 
+import dataclasses
 import logging
 from collections import OrderedDict
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+from contextlib import contextmanager
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 
 from crosstrain_service.capabilities import FEATURES, declare
-from crosstrain_service.engine import Arrays, Batch, Engine, Intermediates
+from crosstrain_service.engine import Arrays, Batch, Engine, Intermediates, Loop
 from crosstrain_service.errors import CrosstrainError
 from crosstrain_service.model import Dropout, Model
-from crosstrain_service.training import Execution, Training
+from crosstrain_service.parallel import sums
+from crosstrain_service.training import Execution, Ranks, Training
 
 from . import compiledir, device
 from .device import explained, theano
 from .model import Network, Stored
+from .ranks import Team
 
 _LOG = logging.getLogger(__name__)
 
 _ELSEWHERE = "belongs to another framework"
+_DATA_ONLY = "this engine splits the batch only"
 _UNSUPPORTED = {
     "compiler.xla": _ELSEWHERE,
     "compiler.torch.compile": _ELSEWHERE,
     "execution.inter_threads": "Theano executes one operation at a time",
     "execution.tf32": "Theano's interface to cuDNN has no switch for TF32",
-    "parallel.data": "this engine trains on one device",
-    "parallel.tensor": "this engine trains on one device",
-    "parallel.pipeline": "this engine trains on one device",
+    "execution.accumulation": "not offered by this engine",
+    "parallel.tensor": _DATA_ONLY,
+    "parallel.pipeline": _DATA_ONLY,
+    "parallel.data_tensor": _DATA_ONLY,
+    "parallel.data_pipeline": _DATA_ONLY,
+    "parallel.tensor_pipeline": _DATA_ONLY,
+    "parallel.native": "this framework has no communication of its own; the ranks use MPI",
+    "parallel.horovod": "Horovod has no interface to Theano",
+    "parallel.hosts": "the ranks are started on one host",
+    "parallel.bucket_mib": "all gradients are added at once",
+    "precision.mixed_float16": "Theano on a CPU has no such matrix products",
+    "precision.mixed_bfloat16": "Theano has no such type",
 }
+_NEEDS_MPI = ("parallel.data", "parallel.mpi", "parallel.batch_norm", "parallel.local_batch_norm")
 _EMULATED = {
     "layer.convolution1d": "a two-dimensional convolution of unit width",
     "layer.pool1d": "a two-dimensional pooling of unit width",
@@ -46,6 +61,7 @@ _EMULATED = {
     "layer.local_response_norm.within_channel": "sum pooling of the squares",
     "decay.l2": "added to the gradient; native semantics use the framework's penalty",
     "decay.decoupled": "the weights are multiplied before the step",
+    "parallel.batch_norm": "the moments are summed over all ranks; canonical semantics only",
     "clip.global_norm": "the factor c / max(norm, c); native semantics use the framework's function",
 }
 
@@ -56,7 +72,10 @@ def features(emulated: Mapping[str, str]) -> Dict[str, Any]:
     obstacle = device.cuda_obstacle()
     if obstacle:
         unsupported["device.cuda"] = unsupported["execution.gpu_memory_growth"] = obstacle
-    notes = dict(_EMULATED, **emulated)
+    obstacle = sums.obstacle()
+    if obstacle:
+        unsupported.update((name, obstacle) for name in _NEEDS_MPI)
+    notes = {name: note for name, note in dict(_EMULATED, **emulated).items() if name not in unsupported}
     exact = [name for name in FEATURES if name not in notes and name not in unsupported]
     return declare(exact, notes, unsupported)
 
@@ -74,6 +93,8 @@ class TheanoEngine(Engine):
         self._training = training
         self._execution = execution
         self._dtype = device.use_precision(execution)
+        #: The other ranks, if there are any.
+        self._team = Team(execution.ranks, training.seed) if execution.ranks.size > 1 else None
         self._network = Network()
         self._optimizer_state: Dict[str, Stored] = OrderedDict()
         self._optimizer_extras: Dict[str, Any] = OrderedDict()
@@ -89,7 +110,7 @@ class TheanoEngine(Engine):
             given = {}
             if self._network.phase is not None:
                 given[self._network.phase] = np.uint8(phase)
-            with explained("compiling the %s" % purpose):
+            with explained("compiling the %s" % purpose), self._compiling(purpose, together=phase == 1):
                 self._functions[purpose] = theano.function(
                     list(inputs),
                     list(outputs),
@@ -98,8 +119,19 @@ class TheanoEngine(Engine):
                     on_unused_input="ignore",
                     name=purpose.replace(" ", "_"),
                 )
-            self._publish()
         return self._functions[purpose]
+
+    @contextmanager
+    def _compiling(self, purpose: str, together: bool = True) -> Iterator[None]:
+        """Around a compilation; ``together``: all ranks come here at the same time."""
+        if self._team is not None and together:
+            execution = dataclasses.replace(self._execution, ranks=Ranks())
+            training = dataclasses.replace(self._training, learning_rates=np.zeros(0), seed=0)
+            with self._team.compiling(repr((self.name, purpose, self._model, training, execution))):
+                yield
+            return
+        yield
+        self._publish()
 
     def _publish(self) -> None:
         compiledir.publish(theano.config.compiledir)
@@ -129,8 +161,13 @@ class TheanoEngine(Engine):
         inputs = [network.x, network.labels] + list(network.masks.values())
         if "recording" not in self._functions:
             # The loss is a mean over all samples, so nothing between it and the input is disconnected.
-            found = theano.grad(network.loss, outputs + parameters)
+            if self._team is None:
+                found = theano.grad(network.loss, outputs + parameters)
+            else:
+                with self._team.branch():
+                    found = theano.grad(network.loss * self._team.part, outputs + parameters)
             self._compiled("recording", inputs, [network.loss] + outputs + found, phase=1)
+        self._set_part(batch)
         with explained("recording step %d" % batch.step):
             values = self._functions["recording"](
                 np.asarray(batch.x, dtype=self._dtype), self._labels(batch), *self._mask_inputs(batch)
@@ -143,6 +180,18 @@ class TheanoEngine(Engine):
         for position, (name, stored) in enumerate(network.parameters.items(), 1 + 2 * count):
             result.gradients[name] = _canonical(stored.layout, values[position])
         return result
+
+    def _set_part(self, batch: Batch) -> None:
+        if self._team is not None:
+            self._team.set_part(batch.part)
+
+    def _begin_training(self, loop: Loop) -> None:
+        """Has every rank draw its own native dropout; what was drawn before is not repeated."""
+        if self._team is not None:
+            self._team.draw_differently(self._streams(), loop.step)
+
+    def _waited(self) -> float:
+        return self._team.sums.take_seconds() if self._team is not None else 0.0
 
     def _labels(self, batch: Batch) -> np.ndarray:
         """The labels in the form of the network's label input."""
@@ -168,11 +217,13 @@ class TheanoEngine(Engine):
         ):
             found.update(("%s/%s" % (part, name), item.variable) for name, item in stored.items())
         found.update(("extra/" + name, variable) for name, variable in self._optimizer_extras.items())
-        # Native dropout draws from generators whose state is updated by the training step.
-        inputs = theano.gof.graph.inputs([self._network.loss])
-        random = [variable for variable in inputs if getattr(variable, "default_update", None) is not None]
-        found.update(("random/%d" % index, variable) for index, variable in enumerate(random))
+        found.update(("random/%d" % index, variable) for index, variable in enumerate(self._streams()))
         return found
+
+    def _streams(self) -> List[Any]:
+        """States of the generators that native dropout draws from, which the training step updates."""
+        inputs = theano.gof.graph.inputs([self._network.loss])
+        return [variable for variable in inputs if getattr(variable, "default_update", None) is not None]
 
     def state(self) -> Arrays:
         return OrderedDict(
@@ -213,6 +264,9 @@ class TheanoEngine(Engine):
     def load_statistics(self, statistics: Mapping[str, np.ndarray]) -> None:
         for name, stored in self._network.statistics.items():
             stored.set(statistics[name])
+
+    def reduced_bytes(self) -> Optional[int]:
+        return self._team.sums.bytes if self._team is not None else None
 
     def fingerprint(self) -> Dict[str, str]:
         return device.facts(self._execution)

@@ -63,15 +63,15 @@ class KerasTheanoEngine(TheanoEngine):
     def __init__(self, model: Model, training: Training, execution: Execution) -> None:
         super().__init__(model, training, execution)
         self._activate()
-        network = KerasNetwork(model, training, execution)
+        network = KerasNetwork(model, training, execution, self._team)
         self._network = network
         self._keras_model = network.model
         if execution.native:
             loss = keras.losses.sparse_categorical_crossentropy
-            self._optimizer = native_optimizer(training, network.parameters)
+            self._optimizer = native_optimizer(training, network.parameters, self._team)
         else:
             loss = canonical_loss
-            self._optimizer = CanonicalOptimizer(training, network.parameters)
+            self._optimizer = CanonicalOptimizer(training, network.parameters, self._team)
         self._keras_model.compile(optimizer=self._optimizer, loss=loss)
         network.labels = self._keras_model.targets[0]
         # Keras multiplies by sample weights, an input of the training step that is 1 for every sample.
@@ -97,9 +97,9 @@ class KerasTheanoEngine(TheanoEngine):
     def train(self, loop: Loop) -> None:
         self._activate()
         if self._keras_model.train_function is None:
-            with explained("compiling the training step"):
+            with explained("compiling the training step"), self._compiling("training step"):
                 self._keras_model._make_train_function()
-            self._publish()
+        self._begin_training(loop)
         for epoch in loop.epochs():
             # Between two epochs the loop may have used another engine of this process.
             self._activate()
@@ -136,17 +136,19 @@ class _Steps(keras.callbacks.Callback):
         self._engine = engine
         self._loop = loop
         self._epoch = epoch
-        self._rates: List[float] = []
+        self._given: List[Batch] = []
 
     def feed(self) -> Iterator[Tuple[Any, np.ndarray]]:
         """(x, labels) of every batch; Keras pulls them in the training thread, one at a time."""
         for batch in self._epoch.batches():
-            self._rates.append(batch.learning_rate)
+            self._given.append(batch)
             yield self._engine._inputs(batch)
 
     def on_batch_begin(self, batch: int, logs: Any = None) -> None:
-        rate = self._rates.pop(0)
-        K.set_value(self._engine._optimizer.learning_rate, np.asarray(rate, dtype=self._engine._dtype))
+        given = self._given.pop(0)
+        K.set_value(self._engine._optimizer.learning_rate, np.asarray(given.learning_rate, dtype=self._engine._dtype))
+        self._engine._set_part(given)
 
     def on_batch_end(self, batch: int, logs: Dict[str, Any] = None) -> None:
-        self._loop.step_done(self._engine._reported_loss(logs["loss"]))
+        waited = self._engine._waited()
+        self._loop.step_done(self._engine._reported_loss(logs["loss"]), sync_seconds=waited)

@@ -62,13 +62,14 @@ class Convolution2D(keras.layers.Conv2D):
 
 
 class BatchNormalization(keras.layers.Layer):
-    """Batch norm per channel (axis 1): by the batch's own moments in training, by loaded statistics
-    otherwise.
+    """Batch norm per channel (axis 1): in training by ``moments`` of the batch, which may be those of all ranks; if
+    ``alone`` by the batch's own; by loaded statistics otherwise.
     """
 
-    def __init__(self, epsilon: float, **options: Any) -> None:
+    def __init__(self, epsilon: float, moments: Callable[[Variable], Any], **options: Any) -> None:
         super().__init__(**options)
         self._epsilon = epsilon
+        self._moments = moments
 
     def build(self, input_shape: Any) -> None:
         shape = (input_shape[1],)
@@ -78,8 +79,10 @@ class BatchNormalization(keras.layers.Layer):
         self.moving_variance = self.add_weight(name="moving_variance", shape=shape, initializer=ones, trainable=False)
         super().build(input_shape)
 
-    def call(self, inputs: Variable, training: bool = True) -> Variable:
+    def call(self, inputs: Variable, training: bool = True, alone: bool = False) -> Variable:
         mean, variance = self.moving_mean, self.moving_variance
-        if training:
+        if alone:
             mean, variance = operations.batch_moments(inputs)
+        elif training:
+            mean, variance = self._moments(inputs)
         return operations.batch_norm(inputs, self.gamma, self.beta, mean, variance, self._epsilon)

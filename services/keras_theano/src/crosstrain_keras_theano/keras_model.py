@@ -27,6 +27,7 @@ from keras import backend as K
 from . import operations
 from .keras_layers import BatchNormalization, Convolution2D, Expression, ones, zeros
 from .model import DenseLayout, FeatureLayout, KernelLayout, Layout, Network, Stored
+from .ranks import Team
 
 Variable = Any
 
@@ -37,8 +38,11 @@ _DEFAULT_EPSILON, _DEFAULT_MOMENTUM = 1e-3, 0.99
 class KerasNetwork(Network):
     """The network's variables, and the Keras model that trains it (``model``, not compiled)."""
 
-    def __init__(self, model: spec.Model, training: Training, execution: Execution) -> None:
+    def __init__(
+        self, model: spec.Model, training: Training, execution: Execution, team: Optional[Team] = None
+    ) -> None:
         super().__init__()
+        self._team = team
         self._spec = model
         self._native = execution.native
         self._decay = training.weight_decay
@@ -93,7 +97,7 @@ class KerasNetwork(Network):
             if isinstance(layer, spec.BatchNorm):
                 if statistics:
                     self.moments[layer.name] = operations.batch_moments(tensor) + (Layout(),)
-                tensor = self._layers[layer.name][0](tensor, training=statistics)
+                tensor = self._layers[layer.name][0](tensor, training=False, alone=statistics)
                 continue
             for item in self._layers[layer.name]:
                 tensor = item(tensor)
@@ -176,7 +180,8 @@ class KerasNetwork(Network):
 
     def _batch_norm(self, layer: spec.BatchNorm) -> Any:
         if not self._native:
-            return BatchNormalization(layer.epsilon)
+            moments = operations.batch_moments if self._team is None else self._team.moments
+            return BatchNormalization(layer.epsilon, moments)
         return keras.layers.BatchNormalization(
             axis=1,
             epsilon=_DEFAULT_EPSILON if layer.epsilon is None else layer.epsilon,

@@ -6,7 +6,7 @@ beside the uncorrected root ("epsilon hat"). ``clipnorm`` is global and includes
 """
 
 from collections import OrderedDict
-from typing import Any, Dict, List, Mapping, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 import numpy as np
 
@@ -20,6 +20,7 @@ import keras
 from .device import T, floating, theano
 from .model import Stored
 from .optimizer import CanonicalRule, learning_rate_variable, suffixes
+from .ranks import Team
 
 Variable = Any
 
@@ -43,8 +44,9 @@ _ARGUMENTS = {
 class CanonicalOptimizer(keras.optimizers.Optimizer):
     """The canonical rule as a Keras optimizer; ``parameters`` maps canonical names to variables and layouts."""
 
-    def __init__(self, training: Training, parameters: Mapping[str, Stored]) -> None:
+    def __init__(self, training: Training, parameters: Mapping[str, Stored], team: Optional[Team] = None) -> None:
         super().__init__()
+        self._team = team
         self.learning_rate = learning_rate_variable()
         self._parameters = parameters
         variables = OrderedDict((name, stored.variable) for name, stored in parameters.items())
@@ -54,10 +56,14 @@ class CanonicalOptimizer(keras.optimizers.Optimizer):
 
     def get_updates(self, loss: Variable, params: List[Variable]) -> List[Tuple[Variable, Variable]]:
         """Updates for all parameters; Keras asks once, when it builds the training function."""
-        found = dict(zip(params, T.grad(loss, params)))
+        found = dict(zip(params, self.get_gradients(loss, params)))
         gradients = OrderedDict((name, found[stored.variable]) for name, stored in self._parameters.items())
         self.updates = self._rule.updates(gradients)
         return self.updates
+
+    def get_gradients(self, loss: Variable, params: List[Variable]) -> List[Variable]:
+        """Gradients of the loss of the whole batch of all ranks."""
+        return T.grad(loss, params) if self._team is None else self._team.gradients(loss, params)
 
     def state(self) -> Dict[str, Stored]:
         """The state by canonical name."""
@@ -81,8 +87,9 @@ class _Native:
 
     _prepared: Any = None
 
-    def configure(self, training: Training, parameters: Mapping[str, Stored]) -> None:
+    def configure(self, training: Training, parameters: Mapping[str, Stored], team: Optional[Team]) -> None:
         """To be called at once; Keras's constructors take their own arguments only."""
+        self._team = team
         self._training = training
         self._parameters = parameters
         #: The loss of the last step without penalties, where the model's loss has penalties.
@@ -122,6 +129,17 @@ class _Native:
             updates = updates + [(self.reported_loss, T.cast(self._data_loss, self.reported_loss.dtype))]
         return updates
 
+    def get_gradients(self, loss: Variable, params: List[Variable]) -> List[Variable]:
+        """Keras's, but for several ranks those of the whole batch, which are then clipped as Keras does."""
+        if self._team is None:
+            return super().get_gradients(loss, params)  # type: ignore[misc,no-any-return]
+        gradients = self._team.gradients(loss, params)
+        limit = getattr(self, "clipnorm", 0)
+        if not limit:
+            return gradients
+        norm = T.sqrt(sum(T.sum(T.sqr(gradient)) for gradient in gradients))
+        return [keras.optimizers.clip_norm(gradient, limit, norm) for gradient in gradients]
+
     def state(self) -> Dict[str, Stored]:
         """The state by canonical name; Keras keeps it in groups of one array per parameter."""
         stored = {item.variable: (name, item) for name, item in self._parameters.items()}
@@ -140,7 +158,7 @@ class _Native:
         return {"iterations": self.iterations}
 
 
-def native_optimizer(training: Training, parameters: Mapping[str, Stored]) -> Any:
+def native_optimizer(training: Training, parameters: Mapping[str, Stored], team: Optional[Team] = None) -> Any:
     """One of Keras's own optimizers; constants that the rule leaves open are Keras's defaults."""
     rule = training.rule
     given = {argument: getattr(rule, name) for name, argument in _ARGUMENTS.items() if getattr(rule, name) is not None}
@@ -148,5 +166,5 @@ def native_optimizer(training: Training, parameters: Mapping[str, Stored]) -> An
         given["clipnorm"] = training.clip_norm
     kind = _CLASSES[rule.name]
     optimizer = type(kind.__name__, (_Native, kind), {})(**given)
-    optimizer.configure(training, parameters)
+    optimizer.configure(training, parameters, team)
     return optimizer

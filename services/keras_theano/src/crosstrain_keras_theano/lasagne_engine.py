@@ -10,7 +10,7 @@ Untested: device "cuda".
 """
 
 from collections import OrderedDict
-from typing import Any, Dict
+from typing import Any, Dict, List
 
 import numpy as np
 
@@ -55,7 +55,7 @@ class LasagneEngine(TheanoEngine):
 
     def __init__(self, model: Model, training: Training, execution: Execution) -> None:
         super().__init__(model, training, execution)
-        network = LasagneNetwork(model, training, execution)
+        network = LasagneNetwork(model, training, execution, self._team)
         self._network = network
         self._learning_rate = learning_rate_variable()
         with explained("building the updates"):
@@ -71,12 +71,18 @@ class LasagneEngine(TheanoEngine):
             (name, Stored(variable, parameters[name.rsplit(".", 1)[0]].layout)) for name, variable in rule.state.items()
         )
         self._optimizer_extras = {"iterations": rule.iterations}
-        return rule.updates(OrderedDict(zip(variables, T.grad(self._network.loss, list(variables.values())))))
+        gradients = self._gradients(self._network.loss, list(variables.values()))
+        return rule.updates(OrderedDict(zip(variables, gradients)))
+
+    def _gradients(self, loss: Any, variables: List[Any]) -> List[Any]:
+        if self._team is None:
+            return T.grad(loss, variables)
+        return self._team.gradients(loss, variables)
 
     def _native(self, training: Training) -> Any:
         network = self._network
         loss = network.loss if network.penalty is None else network.loss + network.penalty
-        rule = NativeRule(training, network.parameters, self._learning_rate, loss)
+        rule = NativeRule(training, network.parameters, self._learning_rate, loss, self._gradients)
         self._optimizer_state = rule.state
         self._optimizer_extras: Dict[str, Any] = rule.extras
         return rule.updates
@@ -85,17 +91,18 @@ class LasagneEngine(TheanoEngine):
         self._activate()
         network = self._network
         if self._step is None:
-            with explained("compiling the training step"):
+            with explained("compiling the training step"), self._compiling("training step"):
                 self._step = theano.function(
                     [network.x, network.labels] + list(network.masks.values()),
                     network.loss,
                     updates=self._updates,
                     name="train",
                 )
-            self._publish()
+        self._begin_training(loop)
         for epoch in loop.epochs():
             for batch in epoch.batches():
                 self._learning_rate.set_value(np.asarray(batch.learning_rate, dtype=self._dtype))
+                self._set_part(batch)
                 with explained("training step %d" % batch.step):
                     loss = self._step(batch.x, batch.labels, *self._mask_inputs(batch))
-                loop.step_done(loss)
+                loop.step_done(loss, sync_seconds=self._waited())

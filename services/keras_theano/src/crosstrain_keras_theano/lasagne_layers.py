@@ -69,13 +69,21 @@ class PaddedConv2DLayer(Conv2DLayer):
 class BatchNormLayer(Layer):
     """Batch norm per channel; Lasagne 0.1 has none.
 
-    Canonical (``momentum`` None): the batch's own moments in training or with ``batch_statistics``, loaded
-    statistics otherwise. Native: ``theano.tensor.nnet.bn`` with its running averages (unbiased variance),
+    Canonical (``momentum`` None): the batch's own moments in training (by ``moments``, which may be those of all
+    ranks) or with ``batch_statistics`` (its own alone), loaded statistics otherwise. Native: ``theano.tensor.nnet.bn`` with its running averages (unbiased variance),
     whose new values are in ``updates`` after a training pass.
     """
 
-    def __init__(self, incoming: Layer, epsilon: float, momentum: Any = None, **options: Any) -> None:
+    def __init__(
+        self,
+        incoming: Layer,
+        epsilon: float,
+        momentum: Any = None,
+        moments: Callable[[Variable], Any] = operations.batch_moments,
+        **options: Any
+    ) -> None:
         super().__init__(incoming, **options)
+        self._batch_moments = moments
         shape = (self.input_shape[1],)
         self._epsilon = epsilon
         self._momentum = momentum
@@ -96,7 +104,7 @@ class BatchNormLayer(Layer):
             self.moments = operations.batch_moments(input)
             return operations.batch_norm(input, self.gamma, self.beta, *self.moments, epsilon=self._epsilon)
         if self._momentum is None:
-            moments = (self.mean, self.variance) if deterministic else operations.batch_moments(input)
+            moments = (self.mean, self.variance) if deterministic else self._batch_moments(input)
             return operations.batch_norm(input, self.gamma, self.beta, *moments, epsilon=self._epsilon)
         axes = "spatial" if input.ndim > 2 else "per-activation"
         if deterministic:

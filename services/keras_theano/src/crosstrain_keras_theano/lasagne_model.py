@@ -20,6 +20,7 @@ from . import operations
 from .device import T, theano
 from .lasagne_layers import BatchNormLayer, Expression, MaskLayer, PaddedConv2DLayer, lasagne, seed
 from .model import DenseLayout, KernelLayout, Layout, Network, Stored
+from .ranks import Team
 
 Variable = Any
 
@@ -33,8 +34,11 @@ class LasagneNetwork(Network):
     ``updates``: new values of native running averages, to be made in every training step.
     """
 
-    def __init__(self, model: spec.Model, training: Training, execution: Execution) -> None:
+    def __init__(
+        self, model: spec.Model, training: Training, execution: Execution, team: Optional[Team] = None
+    ) -> None:
         super().__init__()
+        self._team = team
         self._spec = model
         self._native = execution.native
         self._inputs = model.input_shapes()
@@ -152,7 +156,8 @@ class LasagneNetwork(Network):
 
     def _batch_norm(self, layer: spec.BatchNorm, below: Any) -> BatchNormLayer:
         if not self._native:
-            return BatchNormLayer(below, layer.epsilon)
+            moments = operations.batch_moments if self._team is None else self._team.moments
+            return BatchNormLayer(below, layer.epsilon, moments=moments)
         return BatchNormLayer(
             below,
             _DEFAULT_EPSILON if layer.epsilon is None else layer.epsilon,

@@ -7,7 +7,7 @@ made by the function.
 """
 
 from collections import OrderedDict
-from typing import Any, Dict, List, Mapping, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Tuple
 
 import numpy as np
 
@@ -27,11 +27,16 @@ class NativeRule:
     """Updates by one of Lasagne's functions, ``state`` by canonical name and ``extras`` (Adam's count)."""
 
     def __init__(
-        self, training: Training, parameters: Mapping[str, Stored], learning_rate: Variable, loss: Variable
+        self,
+        training: Training,
+        parameters: Mapping[str, Stored],
+        learning_rate: Variable,
+        loss: Variable,
+        differentiate: Callable[[Variable, List[Variable]], List[Variable]] = T.grad,
     ) -> None:
-        """``loss`` includes the penalty."""
+        """``loss`` includes the penalty; ``differentiate`` gives its gradients."""
         variables = [stored.variable for stored in parameters.values()]
-        gradients = T.grad(loss, variables)
+        gradients = differentiate(loss, variables)
         if training.clip_norm:
             gradients = lasagne.updates.total_norm_constraint(gradients, training.clip_norm)
         function, constants = _function(training.rule)

@@ -18,6 +18,8 @@ from . import mpi
 _INSTALL = "'crosstrain up --with mpi' adds it"
 #: Shared memory of the ranks, in which they communicate.
 _SEGMENTS = "/dev/shm/mpich_shm_"
+_TEXT = 4096
+_POLL_SECONDS = 0.02
 
 
 def obstacle() -> str:
@@ -88,6 +90,20 @@ class Sums:
         """:meth:`add` for each."""
         for array in arrays:
             self.add(array)
+
+    def wait(self) -> None:
+        """Returns when all ranks have come here; uses no processor meanwhile."""
+        request = self._comm.Ibarrier()
+        while not request.Test():
+            time.sleep(_POLL_SECONDS)
+
+    def told(self, text: str) -> str:
+        """Rank 0's text (up to 4,096 bytes of UTF-8), in all ranks."""
+        buffer = np.zeros(_TEXT, np.uint8)
+        own = text.encode("utf-8")[:_TEXT]
+        buffer[:len(own)] = np.frombuffer(own, np.uint8)
+        self._comm.Bcast(buffer, root=0)
+        return bytes(buffer).rstrip(b"\0").decode("utf-8")
 
     def take_seconds(self) -> float:
         """Time spent in sums since the last call, waiting for the other ranks included."""

@@ -32,8 +32,9 @@ FAULTS = {
 class Case(NamedTuple):
     """What ranks are to do with one engine.
 
-    ``batches``: whole batches. ``state``: a file, written by another case in "{folder}", with the state to go on from; ``fault``:
-    one of :data:`FAULTS`.
+    ``batches``: whole batches. ``halfway``: a number of batches after which the state is recorded; ``state``: a file
+    written so, in "{folder}", to go on from. ``probe``: whether to record intermediate values of the first batch.
+    ``faults``: of :data:`FAULTS`, trained as well, from the beginning.
     """
 
     engine: str
@@ -42,8 +43,10 @@ class Case(NamedTuple):
     batches: Sequence[Batch]
     parameters: Dict[str, np.ndarray]
     execution: Dict[str, Any] = {}
+    halfway: int = 0
     state: str = ""
-    fault: str = ""
+    probe: bool = False
+    faults: Sequence[str] = ()
 
 
 class _Timed(ListLoop):
@@ -67,30 +70,46 @@ def share(batch: Batch, size: int, index: int, fault: str = "") -> Batch:
 
 
 def work(kind: Any, case: Case, ranks: Ranks) -> Dict[str, np.ndarray]:
-    """What one rank computes: probe of the first batch, then all steps."""
+    """What one rank computes: "<group>/<name>" by name, "fault/<fault>/<name>" the parameters after a fault."""
     execution = Execution(parallel=Parallel(data=ranks.size, backend="mpi"), ranks=ranks)
     execution = dataclasses.replace(execution, **case.execution)
     engine = kind(case.model, case.training, execution)  # type: Engine
     engine.load_parameters(case.parameters)
+    initial = engine.state()
     if case.state:
         with np.load(case.state.format(folder=ranks.folder), allow_pickle=False) as file:
-            engine.load_state({name[6:]: file[name] for name in file.files if name.startswith("state/")})
-    shares = [share(batch, ranks.size, ranks.rank, case.fault) for batch in case.batches]
-    found = {}
-    inside = engine.intermediates(shares[0])
-    for group in ("outputs", "output_gradients", "gradients"):
-        found.update(("%s/%s" % (group, name), value) for name, value in getattr(inside, group).items())
-    loop = _Timed(shares)
-    engine.train(loop)
+            engine.load_state({name[8:]: file[name] for name in file.files if name.startswith("halfway/")})
+    shares = [share(batch, ranks.size, ranks.rank) for batch in case.batches]
+    found = {}  # type: Dict[str, np.ndarray]
+    if case.probe:
+        inside = engine.intermediates(shares[0])
+        for group in ("outputs", "output_gradients", "gradients"):
+            _put(found, group, getattr(inside, group))
+    before = engine.reduced_bytes() or 0
+    losses, waited = [], 0.0  # type: List[float], float
+    for part in (shares[:case.halfway], shares[case.halfway:]):
+        if part:
+            loop = _Timed(part)
+            engine.train(loop)
+            losses += loop.losses
+            waited += loop.sync_seconds
+        if case.halfway:
+            _put(found, "halfway", engine.state() if len(losses) == case.halfway else {})
+    found["reduced_bytes"] = np.asarray((engine.reduced_bytes() or 0) - before)
+    found["losses"], found["sync_seconds"] = np.asarray(losses), np.asarray(waited)
     for group, values in (("parameter", engine.parameters()), ("optimizer", engine.optimizer_state()),
                           ("state", engine.state()), ("statistics", engine.statistics())):
-        found.update(("%s/%s" % (group, name), value) for name, value in values.items())
-    found["losses"] = np.asarray(loop.losses, np.float64)
-    found["sync_seconds"] = np.asarray(loop.sync_seconds)
-    found["reduced_bytes"] = np.asarray(engine.reduced_bytes() or 0)
-    found["steps"] = np.asarray(len(loop.losses))
+        _put(found, group, values)
+    for fault in case.faults if ranks.size > 1 else ():
+        engine.load_state(initial)
+        engine.train(_Timed([share(batch, ranks.size, ranks.rank, fault) for batch in case.batches]))
+        _put(found, "fault/" + fault, engine.parameters())
     engine.close()
     return found
+
+
+def _put(found: Dict[str, np.ndarray], group: str, values: Dict[str, np.ndarray]) -> None:
+    found.update(("%s/%s" % (group, name), np.array(value)) for name, value in values.items())
 
 
 def run(module: str, names: Sequence[str], size: int, folder: str, timeout: float = 300.0) -> None:
