@@ -66,7 +66,12 @@ def asked_precision(execution: training_pb2.Execution, engine: str, recorded: Re
 
     A request that names none means float32; only the reference engine computes in another one then, and says so.
     """
-    named = {training_pb2.PRECISION_FLOAT32: "float32", training_pb2.PRECISION_FLOAT64: "float64"}
+    named = {
+        training_pb2.PRECISION_FLOAT32: "float32",
+        training_pb2.PRECISION_FLOAT64: "float64",
+        training_pb2.PRECISION_MIXED_FLOAT16: "mixed_float16",
+        training_pb2.PRECISION_MIXED_BFLOAT16: "mixed_bfloat16",
+    }
     if execution.precision in named:
         return named[execution.precision]
     return recorded.facts.get("maths.precision", "float32") if engine == REFERENCE else "float32"

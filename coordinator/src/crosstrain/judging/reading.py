@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from crosstrain.artifacts import ArtifactStore
 from crosstrain.compare.certificate import Data, Problem
 from crosstrain.compare.freerun.traces import LossTrace
+from crosstrain.compare.numerics.rounding import unit_of
 from crosstrain.store import Database, JobStore, RunRow
 from crosstrain_protos.v1 import coordinator_pb2, data_pb2, run_pb2, service_pb2, training_pb2
 from crosstrain_service import convert, weights
@@ -37,7 +38,7 @@ class Recorded:
     @property
     def trace(self) -> LossTrace:
         """The losses with their learning rates."""
-        return LossTrace(self.steps, self.losses, self.rates)
+        return LossTrace(self.steps, self.losses, self.rates, unit_of(self.facts.get("maths.precision", "")))
 
     @property
     def median_seconds(self) -> float | None:
@@ -93,6 +94,7 @@ class Reader:
             initial,
             np.float64 if precision == "float64" else np.float32,
             self._data(case.test, "test") if case.HasField("test") else None,
+            precision.removeprefix("mixed_") if precision.startswith("mixed_") else "",
         )
 
     def _data(self, data: data_pb2.Dataset, name: str) -> Data:

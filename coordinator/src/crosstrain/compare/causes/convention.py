@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from crosstrain.compare.certificate.comparison import Check, Problem, group
-from crosstrain.compare.numerics import bounds
 from crosstrain.compare.numerics.bounds import Arithmetic, Arrays, Bounded
 from crosstrain_reference import Layer, Network
 from crosstrain_service.model import Layer as PlainLayer
@@ -92,7 +91,7 @@ class Place:
     @cached_property
     def arithmetic(self) -> Arithmetic:
         """Floating-point type of the run."""
-        return bounds.arithmetic_of(self.problem.dtype)
+        return self.problem.arithmetic
 
     @property
     def record(self) -> Arrays:

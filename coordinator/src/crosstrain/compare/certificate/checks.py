@@ -80,7 +80,7 @@ def check_step(
     problem: Problem, network: Network, step: int, record: Arrays, loss: bool = True
 ) -> Iterator[Check]:
     """The local checks of what one recorded step computes, with or without those of ``loss`` and its gradient."""
-    arithmetic = bounds.arithmetic_of(problem.dtype)
+    arithmetic, backward = problem.arithmetic, problem.backward_arithmetic
     params = {name: arithmetic.wide(value) for name, value in group(record, "parameter").items()}
     missing = sorted(set(problem.model.parameter_shapes()) ^ set(params))
     if missing:
@@ -104,14 +104,14 @@ def check_step(
             return
         x = found
     if loss:
-        yield from _check_loss(network, step, record, arithmetic)
+        yield from _check_loss(network, step, record, arithmetic, backward)
     local: dict[str, Any] = {}
     for index in range(len(network.layers) - 1, -1, -1):
         layer = network.layers[index]
         dy = gradients.get(layer.name)
         if dy is None or dy.shape != outputs[layer.name].shape:
             continue
-        dx, own = bounds.backward(layer, Bounded(arithmetic.wide(dy)), traces[layer.name], params, arithmetic)
+        dx, own = bounds.backward(layer, Bounded(arithmetic.wide(dy)), traces[layer.name], params, backward)
         if index:
             below = network.layers[index - 1].name
             found = gradients.get(below)
@@ -120,7 +120,7 @@ def check_step(
             local[name] = wanted.error
             found = parameter_gradients.get(name)
             yield with_fast(layer, compare("gradient", name, step, found, wanted, layer=layer.name), found, wanted)
-    yield from check_update(problem, network, step, record, local, arithmetic)
+    yield from check_update(problem, network, step, record, local)
 
 
 def _check_batch(problem: Problem, step: int, record: Arrays) -> Iterator[Check]:
@@ -135,7 +135,9 @@ def _check_batch(problem: Problem, step: int, record: Arrays) -> Iterator[Check]
     yield identical("input", "learning rate", step, record.get("learning_rate"), np.asarray(rate))
 
 
-def _check_loss(network: Network, step: int, record: Arrays, arithmetic: Arithmetic) -> Iterator[Check]:
+def _check_loss(
+    network: Network, step: int, record: Arrays, arithmetic: Arithmetic, backward: Arithmetic
+) -> Iterator[Check]:
     last = network.layers[-1].name
     logits, labels = arithmetic.wide(record[f"output/{last}"]), record["labels"]
     loss = np.asarray(cross_entropy(logits, labels))
@@ -143,7 +145,7 @@ def _check_loss(network: Network, step: int, record: Arrays, arithmetic: Arithme
     error = arithmetic.floor * (1 + abs(loss) + largest)
     yield compare("loss", "training step", step, record.get("loss"), Bounded(loss, error))
     yield compare("loss", "recording pass", step, record.get("probe_loss"), Bounded(loss, error))
-    wanted = loss_gradient(logits, labels, 0.0, arithmetic)
+    wanted = loss_gradient(logits, labels, 0.0, backward)
     yield compare("loss gradient", last, step, record.get(f"output_grad/{last}"), wanted)
 
 

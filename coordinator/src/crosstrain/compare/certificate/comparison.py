@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from crosstrain.compare.certificate.platform_streams import Data
-from crosstrain.compare.numerics.bounds import Arrays, Bounded
+from crosstrain.compare.numerics.bounds import Arithmetic, Arrays, Bounded, arithmetic_of
+from crosstrain.compare.numerics.rounding import mixed
 from crosstrain_service.model import Model
 from crosstrain_service.training import Training
 
@@ -52,7 +53,11 @@ class Check:
 
 @dataclass(frozen=True)
 class Problem:
-    """What was asked of the engine."""
+    """What was asked of the engine.
+
+    ``half`` is "float16" or "bfloat16" in mixed precision: parameters, loss and update are float32 (``dtype``), layers
+    are computed in half precision.
+    """
 
     model: Model
     training: Training
@@ -60,6 +65,17 @@ class Problem:
     initial: Mapping[str, np.ndarray]
     dtype: Any
     test: Data | None = None
+    half: str = ""
+
+    @property
+    def arithmetic(self) -> Arithmetic:
+        """That of layers, forward."""
+        return mixed(self.half) if self.half else arithmetic_of(self.dtype)
+
+    @property
+    def backward_arithmetic(self) -> Arithmetic:
+        """That of gradients."""
+        return mixed(self.half, backward=True) if self.half else arithmetic_of(self.dtype)
 
 
 class NotComparable(Exception):

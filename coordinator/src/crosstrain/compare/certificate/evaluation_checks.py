@@ -19,7 +19,7 @@ _ROWS = 16
 def check_evaluation(problem: Problem, network: Network, last: Arrays, record: Arrays) -> Iterator[Check]:
     """Logits in evaluation mode, by bounds carried through the whole network, and batch norm statistics."""
     assert problem.test is not None
-    arithmetic = bounds.arithmetic_of(problem.dtype)
+    arithmetic = problem.arithmetic
     params = {name: arithmetic.wide(value) for name, value in group(last, "parameter_after").items()}
     found = group(record, "statistic")
     normalised = [layer.name for layer in network.layers if isinstance(layer, BatchNorm)]

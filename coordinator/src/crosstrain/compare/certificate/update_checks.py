@@ -24,9 +24,9 @@ def check_update(
     step: int,
     record: Arrays,
     local: Mapping[str, Any],
-    arithmetic: Arithmetic,
 ) -> Iterator[Check]:
-    """The update rule applied to the engine's own gradients, state and parameters.
+    """The update rule applied to the engine's own gradients, state and parameters, which are of the run's type also in
+    mixed precision.
 
     Frameworks compile the training step and the recording pass apart, so that the gradient which was used
     need not be bitwise the recorded one. An update outside the bound for the recorded gradient is judged
@@ -34,6 +34,7 @@ def check_update(
     added in another order), then with the distance of two correct passes ("update, own pass"), for gradients of
     which that distance leaves something to judge by (:data:`LARGEST_DISTANCE`).
     """
+    arithmetic = bounds.arithmetic_of(problem.dtype)
     params, gradients = group(record, "parameter"), group(record, "gradient")
     if set(params) != set(gradients):
         yield Check("update", ", ".join(sorted(set(params) ^ set(gradients))), step, np.inf, ": no gradient recorded")
@@ -45,7 +46,7 @@ def check_update(
         return
     tiers: list[tuple[str, Callable[[], Mapping[str, Any]]]] = [
         (", resummed", lambda: {name: 2 * value for name, value in local.items()}),
-        (", own pass", lambda: _telling(gradient_distance(network, record, arithmetic), gradients)),
+        (", own pass", lambda: _telling(gradient_distance(network, record, problem.arithmetic), gradients)),
     ]
     strict = {(check.kind, check.subject): check for check in open_checks}
     for suffix, distance in tiers:

@@ -18,6 +18,8 @@ DEPARTURE = 1e-6
 #: Rounding of a loss that is small: 8 u, times 1 + |loss|. The logarithm of a sum of exponentials has an error
 #: relative to its terms, however small the loss that is left of them.
 LOSS_ROUNDING = 8 * 2.0**-24
+#: Unit roundoff of float32, for which these are given.
+UNIT = 2.0**-24
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,12 +27,14 @@ class LossTrace:
     """The loss of every step of a run: mean over the batch before the update, without penalties.
 
     ``steps`` is strictly increasing, ``losses`` has its length and may hold NaN and infinities. ``rates``,
-    the learning rates of the same steps, may be missing.
+    the learning rates of the same steps, may be missing. ``unit`` is the unit roundoff of what the losses are computed
+    from: coarser than float32's in mixed precision.
     """
 
     steps: Steps
     losses: Floats
     rates: Floats | None = None
+    unit: float = UNIT
 
     def __post_init__(self) -> None:
         """Raises ValueError where lengths differ or steps are negative or do not increase."""
@@ -112,12 +116,12 @@ def distance(a: Floats, b: Floats) -> Floats:
     return found
 
 
-def noise(losses: Floats) -> Floats:
-    """What rounding of the loss itself may do to losses of this size: max(1e-6 |loss|, 8 u (1 + |loss|)); 0 where
-    they are not finite.
+def noise(losses: Floats, unit: float = UNIT) -> Floats:
+    """What rounding of the loss itself may do to losses of this size: max(1e-6 |loss|, 8 u (1 + |loss|)) in float32,
+    and as much more as the unit roundoff is larger; 0 where they are not finite.
     """
     size = np.abs(losses)
-    found: Floats = np.maximum(DEPARTURE * size, LOSS_ROUNDING * (1 + size))
+    found: Floats = np.maximum(DEPARTURE * size, LOSS_ROUNDING * (1 + size)) * (unit / UNIT)
     return np.where(np.isfinite(found), found, 0.0)
 
 
@@ -139,7 +143,7 @@ def difference(a: LossTrace, b: LossTrace) -> Difference:
     worst = int(far.argmax())
     with np.errstate(invalid="ignore"):
         infinite = np.isinf(far)
-        departed = (far > noise(scale)) | infinite
+        departed = (far > noise(scale, max(a.unit, b.unit))) | infinite
         beyond = departed & ((far > HORIZON * scale) | infinite)
     return Difference(
         len(steps),
