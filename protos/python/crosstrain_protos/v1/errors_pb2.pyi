@@ -76,6 +76,8 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """The state of a run does not allow the call (FAILED_PRECONDITION)."""
     ERROR_REASON_RANK_LOST: _ErrorReason.ValueType  # 24
     """A rank of a run died, hung or could not be reached any more; the message names it."""
+    ERROR_REASON_RANK_DIVERGED: _ErrorReason.ValueType  # 25
+    """The ranks of a data parallel run hold different parameters; the message names a rank."""
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """Why a call or a run failed."""
@@ -130,6 +132,8 @@ ERROR_REASON_WRONG_STATE: ErrorReason.ValueType  # 23
 """The state of a run does not allow the call (FAILED_PRECONDITION)."""
 ERROR_REASON_RANK_LOST: ErrorReason.ValueType  # 24
 """A rank of a run died, hung or could not be reached any more; the message names it."""
+ERROR_REASON_RANK_DIVERGED: ErrorReason.ValueType  # 25
+"""The ranks of a data parallel run hold different parameters; the message names a rank."""
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015
 
 @_typing.final

@@ -18,6 +18,7 @@ from .engine import Engine, Epoch, Loop
 from .errors import CrosstrainError
 from .events import EventLog
 from .model import BatchNorm, Model
+from .parallel import replicas
 from .parallel.team import ALONE, Team, Together
 from .records import Recorder, recorder
 from .training import Execution, Training
@@ -186,6 +187,8 @@ class TrainingLoop(Loop):
     def _save(self) -> None:
         begin = time.perf_counter()
         self._asked = False
+        if self._team.size > 1:
+            replicas.compare(self._team, self._engine.parameters(), "after step %d" % (self.step - 1))
         state = self._engine.state()
         if not self._team.leads:
             return

@@ -7,6 +7,7 @@ import numpy as np
 from crosstrain_protos.v1 import run_pb2
 
 from .engine import Arrays, Batch, Engine, Epoch, Loop, Rows
+from .parallel import replicas
 from .parallel.team import ALONE, Team
 from .spool import SpoolReader
 
@@ -64,7 +65,8 @@ def record_steps(engine: Engine, batches: Iterable[Batch], wanted: Collection[in
     ``rows`` gives a step's batch as rows of the data set (``Feed.step_rows``), which the training step may
     use instead of the batch; what is recorded as input, and the recording pass, is always the batch.
     With several processes all call it with the batches of their shares, and process 0, which alone yields
-    records, with the ``whole`` batches as well.
+    records, with the ``whole`` batches as well. Raises ``RANK_DIVERGED`` where data parallel ranks hold other
+    parameters before or after a wanted step.
 
     Tensor names are those of ``ProbeRecorded.digest``; "loss" is the loss that the training step
     reported, "probe_loss" the loss seen by the recording pass before it.
@@ -81,7 +83,9 @@ def record_steps(engine: Engine, batches: Iterable[Batch], wanted: Collection[in
             raise RuntimeError("the engine reported no step")
         if batch.step in wanted:
             losses = [numbers for _, numbers in team.gather_arrays({}, {"loss": loop.loss, "samples": batch.samples})]
-            record.update(_named("parameter_after", engine.parameters()))
+            after = engine.parameters()
+            replicas.compare(team, after, "after step %d" % batch.step)
+            record.update(_named("parameter_after", after))
             record.update(_named("state_after", engine.optimizer_state()))
             if team.leads:
                 record["loss"] = np.asarray(_mean(losses), dtype=np.float64)
@@ -124,7 +128,9 @@ def _before(engine: Engine, batch: Batch, whole: Batch, team: Team) -> Arrays:
         "learning_rate": np.asarray(whole.learning_rate, dtype=np.float64),
     }
     record.update(_named("mask", whole.masks))
-    record.update(_named("parameter", engine.parameters()))
+    before = engine.parameters()
+    replicas.compare(team, before, "before step %d" % batch.step)
+    record.update(_named("parameter", before))
     record.update(_named("state", engine.optimizer_state()))
     record.update(_inside(engine, batch, team))
     return record
