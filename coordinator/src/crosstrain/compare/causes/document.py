@@ -24,6 +24,7 @@ _TITLES = {
     "lrn": "Local response normalisation",
     "loss": "Loss",
     "gradient": "Gradients of several ranks",
+    "parallel": "Shares of several ranks",
     "decay": "Weight decay",
     "clip": "Clipping",
     "momentum": "Momentum",

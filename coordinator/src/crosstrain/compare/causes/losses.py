@@ -30,7 +30,7 @@ class LossForm:
     in ``penalised`` is added to the loss. ``after``: the loss is that of the updated parameters. With ``steps`` it
     is the mean over these recorded steps, by their batches' sizes if ``weighted``. ``ahead``: the loss is that of the
     parameters that momentum leads to. ``labels`` changes the labels; ``shards`` gives, from the number of samples, the
-    size of the shard that each belongs to.
+    size of the shard that each belongs to; ``counted`` gives what each sample counts in the gradient alone.
     """
 
     clip: float = 0.0
@@ -47,6 +47,7 @@ class LossForm:
     ahead: bool = False
     labels: Callable[[np.ndarray], np.ndarray] | None = None
     shards: Callable[[int], np.ndarray] | None = None
+    counted: tuple[float, ...] = ()
 
     def weights(self, samples: int) -> np.ndarray | None:
         """What each sample's loss counts, the mean being 1; None where all count the same."""
@@ -157,6 +158,8 @@ def _gradient(form: LossForm, place: Place, logits: np.ndarray, labels: np.ndarr
     weights = form.weights(len(labels))
     if weights is not None:
         factor = factor * weights[:, None]
+    if form.counted:
+        factor = factor * np.array(form.counted)[:, None]
     product = wanted.value * factor
     return Bounded(product, factor * np.asarray(wanted.error) + (factor != 1) * arithmetic.floor * np.abs(product))
 
@@ -224,6 +227,14 @@ def _shards(form: LossForm, place: Place) -> Iterator[LossForm]:
         if samples % ranks:
             for split in (_in_proportion, _in_turn, _larger_first):
                 yield replace(form, shards=functools.partial(split, ranks))
+
+
+def _shards_of_update(form: Any, place: Any) -> Iterator[Any]:
+    """The same weights in the gradient that the update was made of."""
+    for other in _shards(LossForm(), place):
+        weights = other.weights(place.batch)
+        if weights is not None and not form.weights:
+            yield replace(form, weights=tuple(weights.tolist()))
 
 
 def _in_proportion(ranks: int, count: int) -> np.ndarray:
@@ -338,7 +349,7 @@ CONVENTIONS = (
         "so that samples of smaller shards count more.",
         "Data parallel training in every framework where the batch is not a multiple of the number of ranks.",
         "Weight each rank's mean by its number of samples, or use a batch size that the number of ranks divides.",
-        {"loss": _shards},
+        {"loss": _shards, "update": _shards_of_update},
         3,
     ),
     Convention(

@@ -175,7 +175,7 @@ def _best(
 
 def _again(convention: Convention, stage: str, start: Any, place: Place, computed: Any) -> Iterator[Any]:
     """The alternative on the whole place: the same one, or a new one where it holds something of the samples."""
-    if convention.family == "dropout":
+    if convention.family in ("dropout", "parallel"):
         yield from _varied(convention, stage, start, place)
     else:
         yield computed
@@ -221,7 +221,8 @@ def _singles(place: UpdatePlace, small: UpdatePlace, only: Collection[Ids] | Non
 
 
 def _pairs(place: UpdatePlace, small: UpdatePlace, only: Collection[Ids] | None) -> list[Match]:
-    conventions = [item for item in of_stage("update") if item.id != "optimizer.other_rule"]
+    # Which rank did not do its part are many alternatives; with a second departure they stay unknown.
+    conventions = [item for item in of_stage("update") if item.id != "optimizer.other_rule" and item.family != "parallel"]
     start = place.canonical()
     singles = {item.id: list(_varied(item, "update", start, small)) for item in conventions}
     found = []

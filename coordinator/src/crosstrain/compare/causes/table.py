@@ -18,6 +18,7 @@ from crosstrain.compare.causes import (
     optimizers,
     pooling,
     precision,
+    ranks,
     schedule,
 )
 from crosstrain.compare.causes.convention import Convention
@@ -34,6 +35,7 @@ CONVENTIONS: tuple[Convention, ...] = (
     *normalisation.CONVENTIONS,
     *losses.CONVENTIONS,
     *gradients.CONVENTIONS,
+    *ranks.CONVENTIONS,
     *decay.CONVENTIONS,
     *clip.CONVENTIONS,
     *momentum.CONVENTIONS,

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from crosstrain.compare.causes.weighted import WeightedSamples
 from crosstrain.compare.certificate.comparison import Check, Problem, group, ratios
 from crosstrain.compare.certificate.update_checks import gradient_distance
 from crosstrain.compare.numerics import bounds, forms, updates
@@ -64,6 +65,7 @@ class UpdatePlace:
         start = updates.start_of(params, gradients, state, self.step, arithmetic)
         start.highest = self._highest()
         start.ahead = self._gradients_at
+        start.weighted = WeightedSamples(self.network, self.record, arithmetic)
         return start
 
     @cached_property
@@ -131,7 +133,7 @@ class UpdatePlace:
         other = UpdatePlace(self.problem, self.network, self.records, self.step, self.failed, self.picks)
         start = updates.start_of(
             self.start.params, self.start.gradients, self.start.state, self.step, self.start.arithmetic, errors)
-        start.highest, start.ahead = self.start.highest, self.start.ahead
+        start.highest, start.ahead, start.weighted = self.start.highest, self.start.ahead, self.start.weighted
         other.__dict__["start"] = start
         return other
 

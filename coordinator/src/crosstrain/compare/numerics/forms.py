@@ -30,7 +30,8 @@ class Form:
     at the weights moved by the old velocity), "missing" or "missing, unused buffer" (a buffer that stays as it is).
     ``rate`` is this step's learning rate, ``before`` that of the step before (of this one at step 0). ``short`` lists
     what is formed from float32 constants: "differences" (1 - beta), "powers" (1 - beta^t in float32), "betas"
-    (1 - beta^t in float64 of a beta rounded to float32).
+    (1 - beta^t in float64 of a beta rounded to float32). ``weights``: what each sample's loss counts, the mean being
+    canonical where all are 1; empty for that.
     """
 
     rule: Rule
@@ -49,6 +50,7 @@ class Form:
     momentum: str = "canonical"
     gradient_factor: float = 1.0
     short: str = ""
+    weights: tuple[float, ...] = ()
 
     def applies_to(self, name: str) -> bool:
         """Whether a parameter is decayed."""
@@ -78,7 +80,8 @@ class Start:
 
     ``errors`` bounds how far the gradients that were used may be from these; ``highest`` holds the largest second
     moment
-    that was recorded before, by parameter (for AMSGrad); ``ahead`` gives gradients at other parameters.
+    that was recorded before, by parameter (for AMSGrad); ``ahead`` gives gradients at other parameters, ``weighted`` those
+    of weighted samples, at the picked elements.
     A start may be ``sampled``: then ``full`` is the whole one, which norms are taken of.
     """
 
@@ -90,6 +93,7 @@ class Start:
     errors: Mapping[str, Any] = field(default_factory=dict)
     highest: Arrays = field(default_factory=dict)
     ahead: Callable[[Arrays], Gradients] | None = None
+    weighted: Callable[[tuple[float, ...], Mapping[str, np.ndarray]], Gradients] | None = None
     full: Start | None = None
     picks: Mapping[str, np.ndarray] = field(default_factory=dict)
     _norms: dict[Any, Approximate] = field(default_factory=dict)
@@ -101,7 +105,8 @@ class Start:
             for name, items in (("params", self.params), ("gradients", self.gradients), ("state", self.state),
                                 ("errors", self.errors), ("highest", self.highest))
         }  # fmt: skip
-        return Start(step=self.step, arithmetic=self.arithmetic, ahead=self.ahead, full=self, picks=picks, **parts)
+        return Start(step=self.step, arithmetic=self.arithmetic, ahead=self.ahead, weighted=self.weighted, full=self,
+                     picks=picks, **parts)  # fmt: skip
 
 
 def _owner(key: str, picks: Mapping[str, np.ndarray]) -> str:
@@ -173,6 +178,8 @@ class _Rules:
         values, errors = start.gradients, start.errors
         if form.momentum == "ahead":
             values, errors = self._ahead()
+        elif form.weights:
+            values, errors = self._weighted(start)
         found = {}
         for name, value in values.items():
             gradient = Approximate(value, errors.get(name, 0.0), self.arithmetic)
@@ -196,6 +203,12 @@ class _Rules:
         picks = start.picks
         return ({name: _pick(value, picks[name]) for name, value in values.items()},
                 {name: _pick(value, picks[name]) for name, value in errors.items()})  # fmt: skip
+
+    def _weighted(self, start: Start) -> Gradients:
+        if start.weighted is None:
+            raise ValueError("no gradients of weighted samples")
+        values, errors = start.weighted(self.form.weights, start.picks)
+        return values, {name: error + start.errors.get(name, 0.0) for name, error in errors.items()}
 
     def _norm(self, names: tuple[str, ...]) -> Approximate:
         whole = self.start.full or self.start
