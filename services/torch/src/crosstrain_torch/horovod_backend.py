@@ -1,9 +1,9 @@
 """Data parallel ranks by Horovod: gradients averaged by its background thread while the backward pass goes on.
 
-Every gradient is handed over as soon as it is complete, as Horovod's own ``DistributedOptimizer`` does; what is minimised,
-and the weight of uneven shares, is as :mod:`.steps` says. The processes find each other through Horovod's key-value
-store, which rank 0 serves on one address only: the loopback interface's for ranks of one host, else its own in the group.
-Horovod's launcher would serve it on all interfaces, without any authentication.
+Every gradient is handed over as soon as it is complete, as Horovod's own ``DistributedOptimizer`` does; what is
+minimised, and the weight of uneven shares, is as :mod:`.steps` says. The processes find each other through Horovod's
+key-value store, which rank 0 serves on one address only: the loopback interface's for ranks of one host, else its own
+in the group. Horovod's launcher would serve it on all interfaces, without any authentication.
 
 Horovod with NCCL, for device "cuda", has not been run.
 """
@@ -70,18 +70,17 @@ class HorovodWorld(World):
 
         ranks = execution.ranks
         super().__init__(ranks.size)
-        address = "127.0.0.1" if ranks.members == 1 else ranks.hosts[0]
-        if ranks.rank == 0:
-            _serve(address, ranks.ports[0])
-        else:
-            # Horovod itself gives up after a few tries.
-            _await(address, ranks.ports[0])
-        hvd.init()
-        self._hvd = hvd
+        # The processes stay together for the engines that follow: what they left in the store would lead them astray
+        # if they met anew.
+        if not hvd.is_initialized():
+            address = "127.0.0.1" if ranks.members == 1 else ranks.hosts[0]
+            if ranks.rank == 0:
+                serve(address, ranks.ports[0])
+            else:
+                # Horovod itself gives up after a few tries.
+                _await(address, ranks.ports[0])
+            hvd.init()
         self.data = HorovodGroup(self.traffic)
-
-    def close(self) -> None:
-        self._hvd.shutdown()
 
 
 class HorovodSteps(Steps):
@@ -137,12 +136,25 @@ class _Switch:
         self._steps._reduces = True
 
 
-def _serve(address: str, port: int) -> None:
+def _await(address: str, port: int) -> None:
+    end = time.monotonic() + TIMEOUT.total_seconds()
+    while True:
+        try:
+            socket.create_connection((address, port), 5).close()
+            return
+        except OSError:
+            if time.monotonic() > end:
+                raise
+            time.sleep(0.02)
+
+
+def serve(address: str, port: int) -> Any:
+    """Horovod's key-value store, served at this address alone until the process ends."""
     from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPServer
 
     class Handler(RendezvousHandler):
         def do_DELETE(self) -> None:  # noqa: N802
-            # Everything stays until the process ends: a slow process may still want what a fast one is done with.
+            # A slow process may still want what a fast one is done with.
             self.send_status_code(200)
 
     class Server(RendezvousHTTPServer):
@@ -159,15 +171,4 @@ def _serve(address: str, port: int) -> None:
 
     server = Server((address, port), Handler, 0)
     threading.Thread(target=server.serve_forever, daemon=True).start()
-
-
-def _await(address: str, port: int) -> None:
-    end = time.monotonic() + TIMEOUT.total_seconds()
-    while True:
-        try:
-            socket.create_connection((address, port), 5).close()
-            return
-        except OSError:
-            if time.monotonic() > end:
-                raise
-            time.sleep(0.02)
+    return server
