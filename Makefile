@@ -22,6 +22,10 @@ test:  ## run all tests, each suite in its own environment (SUITES="common torch
 fault-suite:  ## plant known faults in real engines: caught, named, false alarms
 	@$(PYTHON) tools/run.py -m tests.fault_suite
 
+.PHONY: parallel-suite
+parallel-suite:  ## every engine, strategy and number of ranks against one rank, with planted faults
+	@$(PYTHON) tools/run.py -m tests.parallel_suite
+
 .PHONY: e2e-compose
 e2e-compose:  ## build the images, run and test the compose stack (OPTIONS="--help" explains); not a part of test
 	@$(PYTHON) tools/run.py -m tests.compose $(OPTIONS)

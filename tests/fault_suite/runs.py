@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from crosstrain_protos.v1 import run_pb2, service_pb2
+from crosstrain_protos.v1 import errors_pb2, run_pb2, service_pb2
 from crosstrain_service import convert
 from crosstrain_service.training import Execution
 from tests.conformance.cases.builder import Case
@@ -65,9 +65,14 @@ def probe(
         elif event.WhichOneof("event") == "state_changed" and event.state_changed.HasField("error"):
             for name in order[at:]:
                 if not outcomes[name].records:
-                    outcomes[name].error = f"the run failed: {event.state_changed.error.message}"
+                    outcomes[name].error = f"the run failed: {_said(event.state_changed.error)}"
     for name in order[at:]:
         yield name, outcomes[name]
+
+
+def _said(error: errors_pb2.Error) -> str:
+    reason = errors_pb2.ErrorReason.Name(error.reason).removeprefix("ERROR_REASON_")
+    return f"{reason}: {error.message}"
 
 
 def _request(

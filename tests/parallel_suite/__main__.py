@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import argparse
 import sys
+from pathlib import Path
 
-from tests.support.catalogue import choose
+from tests.support.catalogue import ROOT, choose
 
+from . import table
 from .execute import Execution
+from .faults import FAULTS
 from .nets import cases
 
 
@@ -17,15 +20,28 @@ def main() -> int:
     parser.add_argument("--only", default="", help="engines (name or name@version), separated by commas")
     parser.add_argument("--strategy", default="", help="only strategies whose title holds this text")
     parser.add_argument("--cases", default="", help="names of cases, separated by commas")
+    parser.add_argument("--no-faults", action="store_true", help="parity only")
+    parser.add_argument("--no-parity", action="store_true", help="faults only")
+    parser.add_argument("--json", type=Path, default=ROOT / "build" / "parallel-suite.json", help="file of results")
+    parser.add_argument("--docs", type=Path, default=ROOT / "docs" / "parallel-suite.md", help="document to update")
     parser.add_argument("--workers", type=int, default=2, help="service processes at a time")
     options = parser.parse_args()
     names = options.cases.split(",") if options.cases else [case.name for case in cases()]
     chosen = tuple(case for case in cases() if case.name in names)
     execution = Execution(lambda line: print(line, flush=True), chosen, options.strategy)
-    results = execution.run(choose(options.only), options.workers)
-    good = sum(parity.holds for parity in results.parity)
-    print(f"parity {good}/{len(results.parity)}")
-    return 0
+    engines = choose(options.only)
+    if not options.no_parity:
+        execution.run(engines, options.workers)
+    if not options.no_faults:
+        execution.run_faults(engines, FAULTS, options.workers)
+    results = execution.results
+    summary = table.Summary(results)
+    table.write_json(results, options.json)
+    if not (options.only or options.strategy or options.cases or options.no_parity or options.no_faults):
+        table.write_document(results, options.docs)
+    print(f"{results.seconds:.0f} s; details in {options.json}")
+    print(summary.line)
+    return 0 if summary.passed else 1
 
 
 if __name__ == "__main__":

@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 import grpc
 
 from tests.conformance.suite import Outcome
-from tests.fault_suite.runs import probe
+from tests.fault_suite.runs import faulty_service, probe
 from tests.support.catalogue import EngineId
 from tests.support.service import Service, ServiceUnavailable, features
 
-from . import scoring
+from . import faults, scoring
 from .nets import Sampled
-from .plan import Plan, Task, plan
+from .plan import FaultTask, Plan, Task, fault_tasks, plan
 
 Say = Callable[[str], None]
 
@@ -29,6 +29,7 @@ class Results:
     """
 
     parity: list[scoring.Parity] = field(default_factory=list)
+    scores: list[faults.Score] = field(default_factory=list)
     undeclared: list[tuple[str, str, str]] = field(default_factory=list)
     refused: list[tuple[str, str, str, str]] = field(default_factory=list)
     missing: dict[str, str] = field(default_factory=dict)
@@ -79,6 +80,58 @@ class Execution:
                     self.results.undeclared += [(str(engine), *item) for item in found.missing.items()]
                 self._engine(service, engine, found)
 
+    def run_faults(self, engines: Iterable[EngineId], chosen: tuple[faults.Fault, ...], workers: int = 2) -> Results:
+        """Plants faults in every engine of which each rank is a process."""
+        begin = time.monotonic()
+        services: dict[str, list[EngineId]] = {}
+        for engine in engines:
+            services.setdefault(engine.service, []).append(engine)
+        with concurrent.futures.ThreadPoolExecutor(workers) as pool:
+            for done in [pool.submit(self._faulty, name, items, chosen) for name, items in services.items()]:
+                done.result()
+        self.results.seconds += time.monotonic() - begin
+        return self.results
+
+    def _faulty(self, name: str, engines: list[EngineId], chosen: tuple[faults.Fault, ...]) -> None:
+        try:
+            service = faulty_service(name)
+        except ServiceUnavailable as reason:
+            self._missing(engines, str(reason))
+            return
+        with service:
+            descriptions = service.describe()
+            for engine in engines:
+                description = descriptions.get(engine.name)
+                if description is None or description.unavailable_reason:
+                    continue
+                for task in fault_tasks(name, engine.name, features(description), chosen, self._only):
+                    self._plant(service, engine, task)
+
+    def _plant(self, service: Service, engine: EngineId, task: FaultTask) -> None:
+        scores = []
+        for group in task.groups():
+            by_name = {fault.sent.name: fault for fault in group}
+            cases = [fault.sent for fault in group]
+            run_id = f"{_plain(engine.name)}-{_plain(task.strategy.title)}-{_plain(group[0].title)}"
+            left = set(by_name)
+            try:
+                for name, outcome in probe(service, engine.name, cases, task.strategy.execution, run_id):
+                    left.discard(name)
+                    scores.append(faults.judge(by_name[name], str(engine), task.strategy.title, outcome))
+            except grpc.RpcError as error:
+                failed = Outcome(error=f"{error.code().name}: {error.details()}")
+                scores += [faults.judge(by_name[name], str(engine), task.strategy.title, failed) for name in left]
+        with self._lock:
+            self.results.scores += scores
+        good = sum(score.named for score in scores)
+        self.report(f"{engine}, {task.strategy.title}: faults {good}/{len(scores)}")
+        for score in scores:
+            if not score.named:
+                found = score.error or ", ".join(score.found) or "nothing"
+                self.report(f"  {score.fault.title}: {'caught' if score.caught else 'not caught'}, named {found}")
+                for line in score.details:
+                    self.report(f"    {line}")
+
     def _missing(self, engines: list[EngineId], reason: str) -> None:
         with self._lock:
             self.results.missing.update((str(engine), reason) for engine in engines)
@@ -106,7 +159,7 @@ class Execution:
     def _task(self, service: Service, engine: EngineId, task: Task) -> dict[str, tuple[scoring.Judged, Sampled]]:
         cases = {case.name: case for case in task.cases}
         label = f"{engine} ({task.strategy.title})"
-        run_id = "".join(c if c.isalnum() else "-" for c in f"{engine.name}-{task.strategy.title}")
+        run_id = f"{_plain(engine.name)}-{_plain(task.strategy.title)}"
         found = {}
         try:
             for name, outcome in probe(service, engine.name, task.cases, task.strategy.execution, run_id):
@@ -116,3 +169,7 @@ class Execution:
             for name, case in cases.items():
                 found.setdefault(name, (scoring.judge(str(engine), label, case, Outcome(error=reason)), case))
         return found
+
+
+def _plain(text: str) -> str:
+    return "".join(letter if letter.isalnum() else "-" for letter in text)

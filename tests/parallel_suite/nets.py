@@ -63,7 +63,8 @@ def _small(name: str, layers: list, *, samples: int = 34, shape: tuple[int, ...]
     return _sampled(made, (0, 2, 5))
 
 
-def _layers() -> list:
+def layers() -> list:
+    """A convolution with pooling, and two dense layers."""
     return [conv("conv1", 6, 3, begin=1), Relu("relu1"), pool("pool1", "max", 2, 2), Flatten("flatten"),
             Dense("dense1", 12), Relu("relu2"), Dense("dense2", 4)]  # fmt: skip
 
@@ -79,8 +80,8 @@ def cases() -> tuple[Sampled, ...]:
         _built_in("cnn2", network((32, 64), (128,)), 60, (0, 4, 5)),
         _built_in("cnn3", network((64, 128, 256), (512, 256), 0.5), 60, (0, 4, 5)),
         _small("batch_norm", norm, rule=MOMENTUM, rates=_DROP, evaluate=True),
-        _small("clip_decay", _layers(), rule=MOMENTUM, rates=_DROP, clip_norm=0.3, weight_decay=WeightDecay(0.1)),
-        _small("adam", _layers(), rule=Rule("adam", beta1=0.8, beta2=0.9, epsilon=1e-4), rates=0.01, evaluate=True),
-        _small("one_sample", _layers(), samples=27, rule=MOMENTUM, rates=_DROP),
+        _small("clip_decay", layers(), rule=MOMENTUM, rates=_DROP, clip_norm=0.3, weight_decay=WeightDecay(0.1)),
+        _small("adam", layers(), rule=Rule("adam", beta1=0.8, beta2=0.9, epsilon=1e-4), rates=0.01, evaluate=True),
+        _small("one_sample", layers(), samples=27, rule=MOMENTUM, rates=_DROP),
         _small("response_norm", lrn, rule=MOMENTUM, rates=0.1),
     )

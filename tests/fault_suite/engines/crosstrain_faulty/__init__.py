@@ -18,3 +18,7 @@ REAL = dict(_real.ENGINES)
 ENGINES = {name: "crosstrain_faulty.engine:" + name for name in REAL}
 
 environment = _real.environment
+if hasattr(_real, "processes"):
+    processes = _real.processes
+if hasattr(_real, "refusal"):
+    refusal = _real.refusal

@@ -28,10 +28,11 @@ def __getattr__(name):
 def plants():
     """All plants that this package's engines know, by name."""
     found = dict(importlib.import_module(__package__ + ".plants_any").PLANTS)
-    own = {"crosstrain_torch": "plants_torch", "crosstrain_tensorflow": "plants_tensorflow",
-           "crosstrain_keras_theano": "plants_theano"}.get(PACKAGE)
-    if own:
-        found.update(importlib.import_module("%s.%s" % (__package__, own)).PLANTS)
+    found.update(importlib.import_module(__package__ + ".plants_ranks").PLANTS)
+    own = {"crosstrain_torch": ("plants_torch", "plants_torch_ranks"), "crosstrain_tensorflow": ("plants_tensorflow",),
+           "crosstrain_keras_theano": ("plants_theano",)}.get(PACKAGE, ())
+    for name in own:
+        found.update(importlib.import_module("%s.%s" % (__package__, name)).PLANTS)
     return found
 
 

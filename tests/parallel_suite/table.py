@@ -1,0 +1,119 @@
+"""The results as counts, as JSON, and in the documentation."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+from .execute import Results
+from .faults import FAULTS, Score
+from .scoring import Parity
+
+_BEGIN, _END = "<!-- results: begin -->\n", "<!-- results: end -->\n"
+
+
+class Summary:
+    """Counts over all results: a case counts once for every engine and strategy, and so does a fault."""
+
+    def __init__(self, results: Results) -> None:
+        self.parity = len(results.parity)
+        self.holds = sum(parity.holds for parity in results.parity)
+        self.faults = len(results.scores)
+        self.named = sum(score.named for score in results.scores)
+
+    @property
+    def line(self) -> str:
+        """The last line of the suite."""
+        return f"parity {self.holds}/{self.parity} faults {self.named}/{self.faults}"
+
+    @property
+    def passed(self) -> bool:
+        """Whether everything that ran is as it must be, and something ran."""
+        return self.parity + self.faults > 0 and self.holds == self.parity and self.named == self.faults
+
+
+def document(results: Results) -> dict[str, Any]:
+    """The results as a JSON document."""
+    summary = Summary(results)
+    return {
+        "summary": summary.line,
+        "passed": summary.passed,
+        "seconds": round(results.seconds),
+        "parity": [
+            {"engine": item.engine, "strategy": item.strategy, "case": item.case, "verdict": item.certificate,
+             "against_one_rank": item.pair, "worst": item.worst, "details": list(item.details)}
+            for item in results.parity
+        ],
+        "faults": [
+            {"fault": item.fault.title, "engine": item.engine, "strategy": item.strategy, "expected": item.fault.name,
+             "found": list(item.found), "caught": item.caught, "named": item.named, "error": item.error,
+             "details": list(item.details)}
+            for item in results.scores
+        ],
+        "refused": [list(item) for item in results.refused],
+        "undeclared": [list(item) for item in results.undeclared],
+        "missing": results.missing,
+    }  # fmt: skip
+
+
+def write_json(results: Results, path: Path) -> None:
+    """Writes the JSON document."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(document(results), indent=1) + "\n", encoding="utf-8")
+
+
+def write_document(results: Results, path: Path) -> None:
+    """Replaces what stands between the two marks in the Markdown file."""
+    text = path.read_text(encoding="utf-8")
+    pattern = re.compile(re.escape(_BEGIN) + ".*" + re.escape(_END), re.DOTALL)
+    path.write_text(pattern.sub(lambda _: _BEGIN + markdown(results) + _END, text), encoding="utf-8")
+
+
+def markdown(results: Results) -> str:
+    """Counts, the strategies of every engine, the faults, and what is not offered."""
+    lines = [f"`{Summary(results).line}`", "",
+             "| engine | ranks | cases that hold | verdicts against one rank | largest error over bound | otherwise |",
+             "|---|---|---|---|---|---|"]  # fmt: skip
+    grouped: dict[tuple[str, str], list[Parity]] = defaultdict(list)
+    for parity in results.parity:
+        grouped[parity.engine, parity.strategy].append(parity)
+    for (engine, strategy), members in grouped.items():
+        good = sum(item.holds for item in members)
+        verdicts = ", ".join(f"{sum(item.pair == name for item in members)} {name}"
+                             for name in dict.fromkeys(sorted(item.pair for item in members)))  # fmt: skip
+        worst = max(item.worst for item in members)
+        wrong = "; ".join(f"{item.case}: {' '.join(item.details)}" for item in members if not item.holds)
+        lines.append(f"| {engine} | {strategy} | {good} of {len(members)} | {verdicts} | {worst:.2f} | {_cell(wrong)} |")
+    lines += ["", "| fault on two ranks | must be named | caught and named in | otherwise |", "|---|---|---|---|"]
+    planted: dict[str, list[Score]] = defaultdict(list)
+    for score in results.scores:
+        planted[score.fault.title].append(score)
+    for fault in FAULTS:
+        scores = planted.get(fault.title, [])
+        right = ", ".join(_where(score) for score in scores if score.named)
+        wrong = "; ".join(f"{_where(score)}: {score.error or ', '.join(score.found) or 'not caught'}"
+                          for score in scores if not score.named)  # fmt: skip
+        lines.append(f"| {fault.says} (`{fault.title}`) | `{fault.name}` | {right} | {_cell(wrong)} |")
+    lines += ["", "Refused, though its parts are declared:", ""]
+    reasons: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for engine, strategy, case, reason in results.refused:
+        reasons[engine, reason].append(f"{strategy} ({case})")
+    lines += [f"- {engine}: {reason}: {', '.join(found)}" for (engine, reason), found in reasons.items()]
+    lines += ["", "Not declared:", ""]
+    lacking: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for engine, strategy, reason in results.undeclared:
+        lacking[engine, reason].append(strategy)
+    lines += [f"- {engine}: {', '.join(found)}: {reason}" for (engine, reason), found in lacking.items()]
+    lines += [f"- {engine}: not run: {reason}" for engine, reason in results.missing.items()]
+    return "\n".join(lines) + "\n"
+
+
+def _where(score: Score) -> str:
+    return f"{score.engine} ({score.strategy.split(', ')[-1]})"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")
