@@ -24,7 +24,7 @@ def seconds_since_process_start():
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("data", help="npz file with images (N, 28, 28) and labels")
 parser.add_argument("--steps", type=int, default=200)
-parser.add_argument("--batch-size", type=int, default=64, help="samples of all ranks together; a multiple of their number")
+parser.add_argument("--batch-size", type=int, default=64, help="samples of all ranks together, a multiple of them")
 parser.add_argument("--threads", type=int, default=0, help="threads of an operation; 0: PyTorch's default")
 parser.add_argument("--deterministic", action="store_true", help="allow deterministic kernels only")
 arguments = parser.parse_args()

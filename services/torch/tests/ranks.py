@@ -58,7 +58,7 @@ def run(function, parallel, *arguments, members=1, **execution):
             sender.close()
             started.append((process, receiver))
         found, errors = [], []
-        for rank, (process, receiver) in enumerate(started):
+        for _, receiver in started:
             try:
                 good, value = receiver.recv() if receiver.poll(120) else (False, "no answer")
             except EOFError:
@@ -122,8 +122,7 @@ class Outcome:
 
 
 def train(execution, model, settings, batches, state=None, fault=None, start=None):
-    """Trains on this rank's shares of ``batches`` from the tests' parameters, or ``start``, or a checkpoint's ``state``.
-    """
+    """Trains on this rank's shares of ``batches``, from the tests' parameters, ``start`` or a checkpoint."""
     if fault is not None:
         fault()
     dtype = np.float64 if execution.precision == "float64" else np.float32

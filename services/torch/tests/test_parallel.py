@@ -7,7 +7,6 @@ import numpy as np
 import oracle
 import pytest
 import ranks
-import torch
 
 from crosstrain_service import weights
 from crosstrain_service.engine import Batch
@@ -59,7 +58,8 @@ def deviation(model, rules, given, parallel, fault=None, start=None, **execution
 
 @pytest.mark.parametrize("size", [2, 3, 4])
 def test_data_parallel(size):
-    found, one, several = deviation(everything(), hard(), batches(everything()), Parallel(data=size), precision="float64")
+    model = everything()
+    found, one, several = deviation(model, hard(), batches(model), Parallel(data=size), precision="float64")
     assert found < 1e-12
     sizes = [[len(ranks.share(batch, _place(size, rank)).labels) for batch in batches(SMALL)] for rank in range(size)]
     for step, total in enumerate(SIZES):
@@ -96,7 +96,8 @@ def test_parts_of_the_network(parallel):
 
 
 def test_batch_norm_and_normalisation_over_tensor_ranks():
-    found, _, _ = deviation(everything(), hard(), batches(everything()), Parallel(data=2, tensor=2), precision="float64")
+    parallel = Parallel(data=2, tensor=2)
+    found, _, _ = deviation(everything(), hard(), batches(everything()), parallel, precision="float64")
     assert found < 1e-12
 
 
@@ -131,7 +132,7 @@ def test_one_rank_in_parts():
     pytest.param(Parallel(data=2, backend="horovod"), marks=HOROVOD),
 ], ids=lambda p: "data%d-tensor%d-pipeline%d-%s" % (p.data, p.tensor, p.pipeline, p.backend))
 def test_cnn2_in_float32(digits, parallel):
-    """As near to float64 as one rank, whose sums are longer; two steps, before rounding decides between equal maxima."""
+    """As near to float64 as one rank, whose sums are longer; two steps, before rounding chooses between maxima."""
     images, labels = digits
     order = np.random.RandomState(0).permutation(len(images))[:64 * 2]
     given = [Batch(step, images[rows], labels[rows], 0.05) for step, rows in enumerate(order.reshape(2, 64))]
@@ -207,7 +208,8 @@ def _inside(execution, model, rules, given):
 
 
 @pytest.mark.parametrize("parallel", [
-    Parallel(data=2), Parallel(tensor=2), Parallel(pipeline=2), Parallel(data=2, tensor=2), Parallel(data=2, pipeline=2),
+    Parallel(data=2), Parallel(tensor=2), Parallel(pipeline=2), Parallel(data=2, tensor=2),
+    Parallel(data=2, pipeline=2),
 ], ids=lambda p: "data%d-tensor%d-pipeline%d" % (p.data, p.tensor, p.pipeline))
 def test_looking_inside(parallel):
     model = SMALL if parallel.pipeline > 1 else everything()
@@ -269,3 +271,16 @@ def test_several_hosts_meet_at_an_address():
     for parallel in (Parallel(data=2),) + ((Parallel(data=2, backend="horovod"),) if not obstacle() else ()):
         found = ranks.run(ranks.train, parallel, SMALL, settings(), given, members=2)
         assert ranks.deviation(found[0].parameters, found[1].parameters) == 0
+
+
+def _after_another(execution, model, rules, given):
+    first = ranks.train(execution, model, rules, given[:2])
+    return ranks.train(execution, model, rules, given[2:], first.state)
+
+
+@pytest.mark.parametrize("backend", ["native", pytest.param("horovod", marks=HOROVOD)])
+def test_one_engine_after_another_in_the_same_processes(backend):
+    parallel = Parallel(data=2, backend=backend)
+    whole = ranks.run(ranks.train, parallel, SMALL, settings(), batches(SMALL))[0]
+    parts = ranks.run(_after_another, parallel, SMALL, settings(), batches(SMALL))[0]
+    assert ranks.deviation(whole.parameters, parts.parameters) == 0

@@ -19,7 +19,7 @@ class Division(NamedTuple):
     """How tensor ranks compute a layer; no sizes where nothing is divided.
 
     ``gathered``: sizes of the input's parts that are gathered first. ``kind``: "columns", "rows" or empty;
-    ``divided``: sizes of the weight's parts along that dimension. ``output``: sizes of the output's parts (dimension 1).
+    ``divided``: sizes of the weight's parts along that dimension. ``output``: of the output's parts (dimension 1).
     """
 
     gathered: Sizes = ()

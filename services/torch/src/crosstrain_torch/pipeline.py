@@ -99,9 +99,11 @@ class PipelineSteps(Steps):
         # Waiting for tensor ranks, within what the stage computes.
         within = traffic.take_seconds()
         self._reduce()
-        loss = torch.stack([value.detach() for value in losses]).sum() if losses else torch.zeros((), device=self._device)
-        loss = loss.to(self._precision.dtype) * (batch.total / max(batch.samples, 1))
-        loss = pipeline.add_up(loss)
+        # The last stage's, in all of them.
+        loss = torch.zeros((), device=self._device, dtype=self._precision.dtype)
+        for value in losses:
+            loss += value.detach()
+        loss = pipeline.add_up(loss * (batch.total / max(batch.samples, 1)))
         traffic.seconds = time.perf_counter() - start - stage.computing + within
         return loss
 
@@ -112,7 +114,8 @@ class PipelineSteps(Steps):
     def _schedule(self, size: int) -> Tuple[_Stage, Any]:
         if size not in self._schedules:
             pipeline, dtype = self._world.pipeline, self._precision.dtype
-            entering, leaving = [torch.empty((size,) + shape, device=self._device, dtype=dtype) for shape in self._shapes]
+            options = {"device": self._device, "dtype": dtype}
+            entering, leaving = [torch.empty((size,) + shape, **options) for shape in self._shapes]
             if pipeline.index:
                 entering.requires_grad_()
             stage = _Stage(self._fed, pipeline.index, pipeline.size, self._device, input_args=(entering,),
