@@ -4,12 +4,13 @@ Both work with TensorFlow 2.12 and Keras 2.12 up to TensorFlow 2.21 and Keras 3.
 not import TensorFlow, because :func:`environment` has to take effect before.
 """
 
-import json
 import os
 from typing import Dict
 
 from crosstrain_service.model import Model
 from crosstrain_service.training import Execution, Training
+
+from . import surroundings
 
 #: Engine name to "module:Class".
 ENGINES = {
@@ -46,17 +47,18 @@ def environment(engine: str, execution: Execution, run_dir: str) -> Dict[str, st
             flags = [os.environ.get("XLA_FLAGS", ""), "--xla_gpu_deterministic_ops=true"]
             variables["XLA_FLAGS"] = " ".join(flags).strip()
     if execution.ranks.size > 1:
-        variables["TF_CONFIG"] = _cluster(execution)
+        variables.update(surroundings.of_ranks(execution))
     return variables
 
 
 def processes(engine: str, execution: Execution, ranks: int) -> int:
     """Processes that the ``ranks`` ranks of one host take.
 
-    One drives all devices of a host, if that holds all ranks. With ranks on other hosts every rank is a
+    Horovod takes one each. Else one drives all devices of a host, if that holds all ranks. With ranks on other hosts every rank is a
     process, because ``MultiWorkerMirroredStrategy`` uses one CPU device of a process alone.
     """
-    return 1 if ranks == execution.parallel.ranks else ranks
+    alone = execution.parallel.backend == "native" and ranks == execution.parallel.ranks
+    return 1 if alone else ranks
 
 
 def refusal(engine: str, model: Model, training: Training, execution: Execution) -> str:
@@ -71,13 +73,6 @@ def refusal(engine: str, model: Model, training: Training, execution: Execution)
     if parallel.bucket_mib and execution.ranks.members == 1:
         return "on one host tf.distribute knows no size of gradient buckets; choose bucket_mib 0"
     return ""
-
-
-def _cluster(execution: Execution) -> str:
-    """``TF_CONFIG``: addresses of all processes, and which of them this is."""
-    ranks = execution.ranks
-    workers = ["%s:%d" % pair for pair in zip(ranks.hosts, ranks.ports)]
-    return json.dumps({"cluster": {"worker": workers}, "task": {"type": "worker", "index": ranks.rank}})
 
 
 def needs_op_determinism(execution: Execution) -> bool:

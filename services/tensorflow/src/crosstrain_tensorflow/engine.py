@@ -1,6 +1,7 @@
 """The engine ``tensorflow``: variables in a ``tf.Module`` and a training step compiled by ``tf.function``."""
 
 import gc
+import logging
 import time
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
@@ -11,12 +12,14 @@ from crosstrain_service.engine import Arrays, Batch, Engine, EngineInfo, Interme
 from crosstrain_service.model import Dropout, Model
 from crosstrain_service.training import Execution, Training
 
-from . import device, features
+from . import device, features, precision
 from .layout import Layout
 from .model import Network, Pass
 from .optimizer import CanonicalUpdate, NativeUpdate, read_state, write_state
-from .replicas import Replicas, together
-from .shares import Share, loss_sum, scaled
+from .replicas import data_ranks, together
+from .shares import Share, loss_sum, pieces, scaled
+
+_log = logging.getLogger(__name__)
 
 
 class TensorFlowEngine(Engine):
@@ -38,18 +41,22 @@ class TensorFlowEngine(Engine):
     def __init__(self, model: Model, training: Training, execution: Execution) -> None:
         self._execution = execution
         self._device = device.configure(execution, model)
-        self._dtype = tf.as_dtype(execution.precision or "float32")
+        self._dtype, compute = precision.types(execution.precision)
         self._layout = Layout(model)
         self._masked = [] if execution.native else [layer.name for layer in model.layers_of(Dropout)]
-        self._replicas = Replicas(execution) if execution.parallel.data > 1 else None
+        self._replicas = data_ranks(execution)
         self._steps = 0
+        self._skipped = 0
         self._bytes_per_step = self._reduced_per_step(model)
         with self._replicas.scope() if self._replicas is not None else tf.device(self._device):
             self._network = Network(model, self._layout, self._dtype, execution.native, training.seed,
-                                    execution.parallel.local_batch_norm)
+                                    execution.parallel.local_batch_norm, compute)
             self._variables = self._network.variables_by_name
             update = NativeUpdate if execution.native else CanonicalUpdate
             self._update = update(self._variables, training)
+            self._scale = precision.LossScale() if compute == tf.float16 else None
+        # One rank that computes its batch at once takes the mean, as everybody does; the others add sums up.
+        self._whole = self._replicas is None and execution.accumulation_steps == 1
         compiled = True if execution.compiler == "xla" else None
         self._step = tf.function(self._training_step, jit_compile=compiled, autograph=False)
         self._logits = tf.function(self._evaluation, jit_compile=compiled, autograph=False, reduce_retracing=True)
@@ -74,31 +81,49 @@ class TensorFlowEngine(Engine):
         """One update; the mean loss over the rows of this process."""
         share = self._share(x, labels, masks, weight)
         if self._replicas is None:
-            loss, gradients = self._differentiate(share)
-            self._update.apply(gradients, learning_rate)
-            return loss
-        sums = self._replicas.run(lambda part: self._replica_step(part, learning_rate), share)
+            loss = self._rank_step(share, learning_rate)
+            return loss if self._whole else loss / share.rows
+        sums = self._replicas.run(lambda part: self._rank_step(part, learning_rate), share)
         return tf.add_n(sums) / share.rows
 
-    def _replica_step(self, share: Share, learning_rate: tf.Tensor) -> tf.Tensor:
-        """One update in every copy of the network; the sum of losses over the rows of one."""
+    def _rank_step(self, share: Share, learning_rate: tf.Tensor) -> tf.Tensor:
+        """One update of one copy of the network; mean loss if its batch is computed at once, else the sum over rows."""
         loss, gradients = self._differentiate(share)
-        self._update.apply(share.add(gradients), learning_rate)
+        if share.add is not None:
+            gradients = share.add(gradients)
+        if self._scale is None:
+            self._update.apply(gradients, learning_rate)
+        else:
+            self._scale.apply(gradients, lambda unscaled: self._update.apply(unscaled, learning_rate))
         return loss
 
     def _differentiate(self, share: Share) -> Tuple[tf.Tensor, List[tf.Tensor]]:
-        """Loss, and this share's addend of the gradients; the loss is the mean alone, else a sum over rows."""
+        """Loss as :meth:`_rank_step` gives it, and this share's addend of the gradients (scaled in float16)."""
+        losses: List[tf.Tensor] = []
+        gradients: List[tf.Tensor] = []
+        for piece in pieces(share, self._execution.accumulation_steps):
+            # One after the other, so that the activations of one are in memory at a time.
+            with tf.control_dependencies(gradients):
+                loss, found = self._piece(piece, not losses)
+            losses.append(loss)
+            gradients = [one + other for one, other in zip(gradients, found)] if gradients else found
+        return tf.add_n(losses), gradients
+
+    def _piece(self, share: Share, with_penalty: bool) -> Tuple[tf.Tensor, List[tf.Tensor]]:
         with tf.GradientTape() as tape:
             run = Pass(training=True, update_statistics=True, masks=share.masks, step=self._iterations(), share=share)
             logits = self._network(share.x, run)
-            if share.add is None:
+            penalties = self._update.penalty() if with_penalty else []
+            if self._whole:
                 loss = mean_cross_entropy(logits, share.labels)
-                total = tf.add_n([loss] + self._update.penalty())
+                total = tf.add_n([loss] + penalties)
             else:
                 loss = loss_sum(logits, share.labels)
-                penalties = [term / self._execution.parallel.data for term in self._update.penalty()]
-                total = tf.add_n([scaled(loss, share)] + penalties)
+                total = tf.add_n([scaled(loss, share)] +
+                                 [term / self._execution.parallel.data for term in penalties])
                 loss = loss * tf.cast(share.real, loss.dtype)
+            if self._scale is not None:
+                total = total * self._scale.scale
         return loss, tape.gradient(total, list(self._variables.values()))
 
     def _share(self, x: tf.Tensor, labels: tf.Tensor, masks: Dict[str, tf.Tensor], weight: Tuple[Any, Any]) -> Share:
@@ -124,6 +149,15 @@ class TensorFlowEngine(Engine):
                     loss = self._step(*arguments)
                     self._steps += 1
                     loop.step_done(loss, copy_seconds=copied)
+                self._tell_skipped()
+
+    def _tell_skipped(self) -> None:
+        """Says how many steps float16 has cost; nothing is left out silently."""
+        skipped = self._scale.skipped_steps() if self._scale is not None else 0
+        if skipped > self._skipped:
+            _log.warning("%d of %d steps left out: a gradient overflowed float16, the loss is scaled by %g now",
+                         skipped, self._steps, float(self._scale.scale.numpy()))
+            self._skipped = skipped
 
     def _placement(self) -> Any:
         # Copies of the network get their rows from the host.
@@ -172,7 +206,8 @@ class TensorFlowEngine(Engine):
                 total = scaled(loss, share)
         names, outputs = list(run.outputs), list(run.outputs.values())
         found = tape.gradient(total, outputs + list(self._variables.values()))
-        return Intermediates(loss, dict(run.outputs), dict(zip(names, found)),
+        outputs, found = ([tf.cast(value, self._dtype) for value in values] for values in (outputs, found))
+        return Intermediates(loss, dict(zip(names, outputs)), dict(zip(names, found)),
                              dict(zip(self._variables, found[len(outputs):])))
 
     def parameters(self) -> Arrays:
@@ -190,6 +225,8 @@ class TensorFlowEngine(Engine):
     def _state_variables(self) -> Dict[str, Any]:
         found = {"parameter/" + name: variable for name, variable in self._variables.items()}
         found.update(("statistics/" + name, variable) for name, variable in self._network.running.items())
+        if self._scale is not None:
+            found.update(("scale/" + name, variable) for name, variable in self._scale.state_variables().items())
         found.update(("update/" + name, variable) for name, variable in self._update.state_variables().items())
         return found
 
@@ -222,6 +259,8 @@ class TensorFlowEngine(Engine):
 
     def close(self) -> None:
         # The compiled functions hold the engine and are held by it.
+        if self._replicas is not None:
+            self._replicas.close()
         self.__dict__.clear()
         gc.collect()
 

@@ -66,7 +66,8 @@ class Network(tf.Module):
     """``variables_by_name`` holds the trained parameters, ``running`` the evaluation statistics.
 
     All start at 0 (gamma and variance at 1); names are canonical, layouts are those of :class:`Layout`.
-    With ``native`` batch norm and dropout are TensorFlow's own; with ``local_batch_norm`` each data rank normalises
+    ``compute`` is the type of products and activations if it is not that of the variables, ``dtype``; logits,
+    and what normalises, have the type of the variables. With ``native`` batch norm and dropout are TensorFlow's own; with ``local_batch_norm`` each data rank normalises
     by its own share, and running statistics average the means over the ranks.
     """
 
@@ -76,9 +77,11 @@ class Network(tf.Module):
                  dtype: tf.DType,
                  native: bool,
                  seed: int,
-                 local_batch_norm: bool = False) -> None:
+                 local_batch_norm: bool = False,
+                 compute: Optional[tf.DType] = None) -> None:
         super().__init__(name="network")
         self._dtype = dtype
+        self._compute = compute or dtype
         self._native = native
         self._local_batch_norm = local_batch_norm
         self._seed = seed & 0x7FFFFFFF
@@ -106,11 +109,23 @@ class Network(tf.Module):
 
     def __call__(self, x: tf.Tensor, run: Pass) -> tf.Tensor:
         """Logits (B, K) for ``x`` in canonical layout."""
-        y = operations.to_channels_last(x, self._input_shape)
+        y = self.entry(x)
         for stage in self._stages:
             y = stage.run(y, run)
             run.outputs[stage.name] = y
-        return y
+        return tf.cast(y, self._dtype)
+
+    def entry(self, x: tf.Tensor) -> tf.Tensor:
+        """The input of the first layer for ``x`` in canonical layout."""
+        return tf.cast(operations.to_channels_last(x, self._input_shape), self._compute)
+
+    def _used(self, value: Optional[tf.Variable]) -> Optional[tf.Tensor]:
+        """A parameter in the type of products."""
+        return value if value is None or self._compute == self._dtype else tf.cast(value, self._compute)
+
+    def _wide(self, function: Callable[[tf.Tensor], tf.Tensor], x: tf.Tensor) -> tf.Tensor:
+        """A function computed in the type of the variables."""
+        return tf.cast(function(tf.cast(x, self._dtype)), self._compute)
 
     def _stage(self,
                layer: Layer,
@@ -119,7 +134,8 @@ class Network(tf.Module):
         if isinstance(layer, Convolution):
             kernel, bias = self._weights(layer.name)
             padding = convolution_padding(layer, shape[1:])
-            return lambda x, run: operations.convolution(x, kernel, bias, layer.stride, padding)
+            return lambda x, run: operations.convolution(
+                x, self._used(kernel), self._used(bias), layer.stride, padding)
         if isinstance(layer, Pool):
             pool = operations.max_pool if layer.kind == "max" else operations.average_pool
             padding = pool_padding(layer, shape[1:])
@@ -127,8 +143,8 @@ class Network(tf.Module):
         if isinstance(layer, Dense):
             weight, bias = self._weights(layer.name)
             if bias is None:
-                return lambda x, run: tf.matmul(x, weight)
-            return lambda x, run: tf.nn.bias_add(tf.matmul(x, weight), bias)
+                return lambda x, run: tf.matmul(x, self._used(weight))
+            return lambda x, run: tf.nn.bias_add(tf.matmul(x, self._used(weight)), self._used(bias))
         if isinstance(layer, Relu):
             return lambda x, run: tf.nn.relu(x)
         if isinstance(layer, Flatten):
@@ -136,11 +152,12 @@ class Network(tf.Module):
         if isinstance(layer, Dropout):
             return lambda x, run: self._dropout(layer, shape, index, x, run)
         if isinstance(layer, BatchNorm):
-            return lambda x, run: self._batch_norm(layer, x, run)
+            return lambda x, run: self._wide(lambda wide: self._batch_norm(layer, wide, run), x)
         if isinstance(layer, LocalResponseNorm):
             within = layer.region == "within_channel"
             norm = operations.within_channel_norm if within else operations.local_response_norm
-            return lambda x, run: norm(x, layer.size, layer.alpha_sum, layer.beta, layer.k)
+            return lambda x, run: self._wide(
+                lambda wide: norm(wide, layer.size, layer.alpha_sum, layer.beta, layer.k), x)
         if isinstance(layer, Pad):
             pads = tuple(zip(layer.begin, layer.end))
             return lambda x, run: operations.pad(x, pads)
@@ -167,7 +184,7 @@ class Network(tf.Module):
             rank = run.share.rank if run.share is not None else 0
             seed = tf.stack([tf.constant(self._seed + (rank << 32), tf.int64), run.step * 4096 + index])
             return tf.nn.experimental.stateless_dropout(x, layer.rate, seed)
-        return x * operations.to_channels_last(run.masks[layer.name], shape)
+        return x * tf.cast(operations.to_channels_last(run.masks[layer.name], shape), x.dtype)
 
     def _batch_norm(self, layer: BatchNorm, x: tf.Tensor, run: Pass) -> tf.Tensor:
         gamma, beta = (self.variables_by_name["%s.%s" % (layer.name, part)] for part in ("gamma", "beta"))

@@ -1,6 +1,7 @@
 """Updating the parameters in plain TensorFlow: canonical rules in operations, or Keras's optimizers (native)."""
 
 import abc
+import inspect
 from collections import OrderedDict
 from typing import Any, Dict, List, Mapping
 
@@ -126,7 +127,21 @@ class NativeUpdate(Update):
             gradients, _ = tf.clip_by_global_norm(gradients, self._training.clip_norm)
         rate = self._optimizer.learning_rate
         rate.assign(tf.cast(learning_rate, rate.dtype))
-        self._optimizer.apply_gradients(zip(gradients, self._variables.values()))
+        self._apply(gradients)
+
+    def _apply(self, gradients: List[tf.Tensor]) -> None:
+        variables = list(self._variables.values())
+        context = tf.distribute.get_replica_context()
+        if context is None or context.num_replicas_in_sync == 1:
+            self._optimizer.apply_gradients(zip(gradients, variables))
+        else:
+            options: Dict[str, Any] = {}
+            if "skip_gradients_aggregation" in inspect.signature(self._optimizer.apply_gradients).parameters:
+                options["skip_gradients_aggregation"] = True
+            else:
+                # Keras 3 has no such option and would add up once more what is the sum already.
+                self._optimizer._all_reduce_sum_gradients = list
+            self._optimizer.apply_gradients(zip(gradients, variables), **options)
 
     def canonical_state(self) -> Dict[str, np.ndarray]:
         found: Dict[str, np.ndarray] = {}

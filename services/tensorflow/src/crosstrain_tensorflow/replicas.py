@@ -12,6 +12,7 @@ import tensorflow as tf
 from crosstrain_service.engine import Intermediates
 from crosstrain_service.training import Execution
 
+from .horovod_ranks import HorovodRanks
 from .layout import Layout
 from .shares import Share, split
 
@@ -53,6 +54,9 @@ class Replicas:
         local = [self.strategy.experimental_local_results(value) for value in flat]
         return [tf.nest.pack_sequence_as(results, [values[index] for values in local]) for index in range(self.local)]
 
+    def close(self) -> None:
+        """Nothing to end."""
+
     def feed(self, dataset: tf.data.Dataset) -> Any:
         """``dataset`` for ``fit``: successive elements are the shares of this process's replicas, in order."""
         options = tf.distribute.InputOptions(experimental_fetch_to_device=self._on_gpus)
@@ -65,6 +69,13 @@ def add(values: List[tf.Tensor]) -> List[tf.Tensor]:
     if context is None or context.num_replicas_in_sync == 1:
         return values
     return list(context.all_reduce(tf.distribute.ReduceOp.SUM, values))
+
+
+def data_ranks(execution: Execution) -> Any:
+    """The data ranks of this process, or None alone."""
+    if execution.parallel.data == 1:
+        return None
+    return HorovodRanks(execution) if execution.parallel.backend == "horovod" else Replicas(execution)
 
 
 def _mirrored(execution: Execution, devices: int) -> tf.distribute.Strategy:

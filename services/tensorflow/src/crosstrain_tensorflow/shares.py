@@ -52,6 +52,12 @@ def split(share: Share, count: int) -> List[Share]:
     return found
 
 
+def pieces(share: Share, count: int) -> List[Share]:
+    """``share`` cut into at most ``count`` near-equal pieces, none of them empty, to compute one after the other."""
+    cuts = [share_slice(share.rows, count, index) for index in range(count)]
+    return [share.part(rows) for rows in cuts if rows.stop > rows.start]
+
+
 def loss_sum(logits: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
     """Softmax cross-entropy added up over the rows, from logits (B, K) and labels (B,)."""
     return tf.reduce_sum(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits))

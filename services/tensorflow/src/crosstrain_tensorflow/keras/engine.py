@@ -15,7 +15,7 @@ from crosstrain_service.training import Execution, Training
 from .. import device, features
 from ..layout import Layout
 from ..optimizer import read_state, write_state
-from ..replicas import Replicas, together
+from ..replicas import data_ranks, together
 from ..shares import Share, loss_sum, scaled
 from . import compat, optimizer
 from .feed import Feed, StepReporter
@@ -47,7 +47,7 @@ class KerasEngine(Engine):
         self._layout = Layout(model)
         compiled = execution.compiler == "xla"
         self._steps = 0
-        self._shares = Replicas(execution) if execution.parallel.data > 1 else None
+        self._shares = data_ranks(execution)
         with self._scope(), contextlib.nullcontext() if self._shares is None else self._shares.scope():
             if execution.native:
                 keras.utils.set_random_seed(training.seed & 0x7FFFFFFF)
@@ -198,6 +198,8 @@ class KerasEngine(Engine):
 
     def close(self) -> None:
         # Model, functions and data set hold one another.
+        if self._shares is not None:
+            self._shares.close()
         self.__dict__.clear()
         gc.collect()
 
