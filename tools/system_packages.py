@@ -17,7 +17,8 @@ TESTS = ("chromium", "postgresql", "prometheus")
 def main() -> int:
     """Prints the names."""
     catalogue = load_catalogue(ROOT / "services" / "services.toml")
-    names = {package.name for service in catalogue.services for package in service.system}
+    needing = (*catalogue.services, *catalogue.extras)
+    names = {package.name for item in needing for package in item.system}
     print("\n".join(sorted(names | set(TESTS))))
     return 0
 

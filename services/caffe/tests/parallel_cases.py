@@ -4,7 +4,7 @@ import numpy as np
 
 from crosstrain_service import weights
 from crosstrain_service.engine import Batch
-from crosstrain_service.model import BatchNorm, Convolution, Dense, Dropout, Flatten, Model, Relu
+from crosstrain_service.model import BatchNorm, Convolution, Dense, Flatten, Model, Relu
 from crosstrain_service.parallel.trial import FAULTS, Case
 from crosstrain_service.testing import cnn2, make_batches
 from crosstrain_service.training import Rule, Training, WeightDecay

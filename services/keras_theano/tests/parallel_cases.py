@@ -50,7 +50,8 @@ for _engine in ENGINES:
     _all = case(_engine, EVERYTHING, "adam", clip_norm=0.05, weight_decay=WeightDecay(0.1))
     CASES.update({
         _engine + " everything": _all._replace(halfway=2, probe=True),
-        _engine + " float32": case(_engine, SMALL, "momentum", "float32")._replace(faults=[name for name in FAULTS if name]),
+        _engine + " float32": case(_engine, SMALL, "momentum", "float32")._replace(
+            faults=[name for name in FAULTS if name]),
         _engine + " native": case(_engine, SMALL, "adam", semantics="native", clip_norm=0.05,
                                   weight_decay=WeightDecay(0.05)),
         _engine + " local": case(_engine, LOCAL, "momentum", semantics="native"),

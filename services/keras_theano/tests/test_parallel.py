@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 from parallel_cases import CASES, ENGINES, EVERYTHING, LOCAL, SMALL
-from support import engine_class
 
 import crosstrain_keras_theano
 from crosstrain_service.parallel import sums, trial
 from crosstrain_service.training import Execution, Parallel, Ranks
+from support import engine_class
 
 if sums.obstacle():
     pytest.skip(sums.obstacle(), allow_module_level=True)
@@ -78,11 +78,15 @@ def test_ranks_compute_what_one_computes(several, alone, name, size):
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_wrong_weight_of_shares_is_seen(several, alone, engine, fault):
     found, one = several(engine + " float32", 2)[0], alone(engine + " float32")
-    faulty = {"parameter/" + name: found["fault/%s/%s" % (fault, name)] for name in CASES[engine + " float32"].parameters}
+    names = CASES[engine + " float32"].parameters
+    faulty = {"parameter/" + name: found["fault/%s/%s" % (fault, name)] for name in names}
     assert deviation(faulty, one, ("parameter",)) > 100 * TOLERANCE["float32"]
 
 
-@pytest.mark.parametrize("engine, size", [(name.split()[0], size) for name, size in SAME if name.endswith("everything")])
+PROBED = [(name.split()[0], size) for name, size in SAME if name.endswith("everything")]
+
+
+@pytest.mark.parametrize("engine, size", PROBED)
 def test_a_probe_gives_the_gradients_of_the_whole_batch(several, alone, engine, size):
     ranks, one = several(engine + " everything", size), alone(engine + " everything")
     for key, value in one.items():

@@ -8,8 +8,9 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from crosstrain.launch.catalogue import Service, load_catalogue
+from crosstrain.launch.catalogue import Catalogue, Service, load_catalogue
 from crosstrain.launch.environments import cache_root, find_environment, service_recipe
+from crosstrain.launch.extras import has_extra
 from crosstrain.launch.interpreters import find_interpreter
 from crosstrain.launch.state import running, state_folder
 from crosstrain.launch.system import missing_packages, remedy_for
@@ -25,7 +26,7 @@ def doctor(output: Output, state_dir: Path | None) -> int:
     """Prints the state of every service and of the machine; 3 if no engine can run."""
     catalogue = load_catalogue()
     services = [_service(service) for service in catalogue.services]
-    checks = _machine(state_folder(state_dir))
+    checks = _machine(state_folder(state_dir)) + _additions(catalogue)
     output.document({"services": services, "machine": checks})
     rows = [
         (", ".join(item["engines"]), item["service"], item["state"], item["reason"], item["remedy"])
@@ -107,6 +108,28 @@ def _machine(state: Path) -> list[dict[str, str]]:
             "remedy": "" if found else "crosstrain up (or 'crosstrain run', which starts what it needs)",
         }
     )
+    return checks
+
+
+def _additions(catalogue: Catalogue) -> list[dict[str, str]]:
+    """Additions for parallel training, by service; a service runs without them."""
+    checks = []
+    for extra in catalogue.extras:
+        for service in (service for service in catalogue.services if service.name in extra.services):
+            remedy = f"crosstrain up --with {extra.name}"
+            missing = missing_packages(extra.system)
+            try:
+                environment = None if missing_packages(service.system) else find_environment(service_recipe(service))
+                found = environment is not None and has_extra(environment, extra)
+            except (OSError, ValueError):
+                found = False
+            state = "installed" if found else "not installed"
+            if missing and not found:
+                state = "; ".join(f"{package.name} is missing: {package.reason}" for package in missing)
+                remedy = remedy_for(missing)
+            checks.append(
+                {"check": f"{extra.name} for {service.name}", "state": state, "remedy": "" if found else remedy}
+            )
     return checks
 
 

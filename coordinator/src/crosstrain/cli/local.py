@@ -18,7 +18,7 @@ from crosstrain.launch.state import InUse, Running, StateFolder, end_process, ru
 from crosstrain.launch.supervise import DEFAULT_ADDRESS, StartError, Supervisor
 from crosstrain_service.rundir import start_time
 
-from .exits import COULD_NOT_RUN, CommandError
+from .exits import COULD_NOT_RUN, USAGE, CommandError
 from .output import Output
 from .signals import uninterrupted
 
@@ -32,14 +32,19 @@ def up(
     data_dir: Path | None,
     background: bool,
     state_dir: Path | None,
+    additions: Sequence[str] = (),
 ) -> None:
     """Runs until it is told to stop, or returns once another process does so in the background."""
     path = state_folder(state_dir)
     catalogue = load_catalogue()
     for name in services or ():
         catalogue.service(name)
+    known = sorted({extra.name for extra in catalogue.extras})
+    for name in additions:
+        if name not in known:
+            raise CommandError(f"--with {name!r}: known are {', '.join(known)}", USAGE)
     if background:
-        _in_background(output, services, listen, data_dir, path)
+        _in_background(output, services, additions, listen, data_dir, path)
         return
     folder = StateFolder(path)
     told = threading.Event()
@@ -53,7 +58,7 @@ def up(
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, stop)
     supervisor = Supervisor(
-        folder, catalogue, services, listen or _free_address(output), data_dir, say=output.note
+        folder, catalogue, services, listen or _free_address(output), data_dir, say=output.note, extras=additions
     )
     try:
         starter = threading.Thread(target=_start, args=(supervisor, told), name="start", daemon=True)
@@ -108,13 +113,19 @@ def _free_address(output: Output) -> str:
 
 
 def _in_background(
-    output: Output, services: Sequence[str] | None, listen: str, data_dir: Path | None, path: Path
+    output: Output,
+    services: Sequence[str] | None,
+    additions: Sequence[str],
+    listen: str,
+    data_dir: Path | None,
+    path: Path,
 ) -> None:
     found = running(path)
     if found is not None:
         raise InUse(found.pid)
     command = [sys.executable, "-m", "crosstrain", "up", "--state-dir", str(path)]
     command += [part for name in services or () for part in ("--service", name)]
+    command += [part for name in additions for part in ("--with", name)]
     command += ["--listen", listen] if listen else []
     command += ["--data-dir", str(data_dir.absolute())] if data_dir else []
     log = path / "logs" / "up.log"

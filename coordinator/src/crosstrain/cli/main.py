@@ -43,6 +43,7 @@ app.add_typer(export_app, name="export")
 @app.command()
 def up(
     service: options.Services = None,
+    additions: options.Additions = None,
     listen: Annotated[
         str, typer.Option(metavar="HOST:PORT", help="Where the coordinator listens. Default: 127.0.0.1:7440.")
     ] = "",
@@ -59,11 +60,11 @@ def up(
 
     The first time builds one environment per service, which takes minutes. Ctrl-C stops everything.
 
-    Examples: 'crosstrain up', 'crosstrain up --background --service torch --service reference'.
+    Examples: 'crosstrain up', 'crosstrain up --with mpi', 'crosstrain up --background --service torch'.
     """
     from . import local
 
-    local.up(Output(json), service, listen, data_dir, background, state_dir)
+    local.up(Output(json), service, listen, data_dir, background, state_dir, additions or ())
 
 
 @app.command()

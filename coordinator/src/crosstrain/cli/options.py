@@ -31,6 +31,14 @@ Services = Annotated[
     list[str] | None,
     typer.Option("--service", help="Run only this service of the catalogue (may be repeated). Default: all."),
 ]
+Additions = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--with",
+        metavar="horovod|mpi",
+        help="Install this as well where it can be had (may be repeated); Horovod is compiled, once per machine.",
+    ),
+]
 JobFile = Annotated[Path, typer.Argument(metavar="JOB.yaml", help="The job document; see docs/jobs.md.")]
 JobId = Annotated[str, typer.Argument(metavar="JOB", help="Id of the job, as 'crosstrain jobs' lists it.")]
 Results = Annotated[

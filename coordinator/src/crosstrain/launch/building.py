@@ -92,7 +92,8 @@ def pip_install(
 
 def pip_install_wheel(wheel: Path, folder: Path, lock: int, environ: Mapping[str, str] | None) -> None:
     """Installs one wheel file whose dependencies are there. Raises BuildError."""
-    command = [*_pip(folder, "install"), "--no-deps", "--no-index", str(wheel)]
+    # Also over one of the same version that was built in another way.
+    command = [*_pip(folder, "install"), "--no-deps", "--no-index", "--force-reinstall", str(wheel)]
     _run(command, folder, lock, environ, f"see {log_of(folder)}")
 
 

@@ -51,7 +51,7 @@ def refusal(engine: str, model: Model, training: Training, execution: Execution)
     if execution.parallel.ranks < 2 or not model.layers_of(BatchNorm):
         return ""
     if not execution.native:
-        return "engine caffe does not support batch normalisation over several ranks: Caffe's layer sees its rank's share"
+        return "engine caffe does not support batch norm over several ranks: Caffe's layer sees its rank's share"
     if not execution.parallel.local_batch_norm:
         return (
             "engine caffe normalises over each rank's share of a batch: set parallel.local_batch_norm, "

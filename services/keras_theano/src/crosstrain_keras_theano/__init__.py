@@ -70,8 +70,8 @@ def refusal(engine: str, model: Model, training: Training, execution: Execution)
     parallel = execution.parallel
     if parallel.ranks > 1 and execution.native and model.layers_of(BatchNorm) and not parallel.local_batch_norm:
         return (
-            "engine %s in native semantics normalises over each rank's share of a batch: set parallel.local_batch_norm, "
-            "or use canonical semantics" % engine
+            "engine %s in native semantics normalises over each rank's share of a batch: "
+            "set parallel.local_batch_norm, or use canonical semantics" % engine
         )
     return ""
 

@@ -69,9 +69,9 @@ class PaddedConv2DLayer(Conv2DLayer):
 class BatchNormLayer(Layer):
     """Batch norm per channel; Lasagne 0.1 has none.
 
-    Canonical (``momentum`` None): the batch's own moments in training (by ``moments``, which may be those of all
-    ranks) or with ``batch_statistics`` (its own alone), loaded statistics otherwise. Native: ``theano.tensor.nnet.bn`` with its running averages (unbiased variance),
-    whose new values are in ``updates`` after a training pass.
+    Canonical (``momentum`` None): in training by ``moments`` of the batch, which may be those of all ranks, with
+    ``batch_statistics`` by the batch's own, otherwise by loaded statistics. Native: ``theano.tensor.nnet.bn`` with
+    its running averages (unbiased variance), whose new values are in ``updates`` after a training pass.
     """
 
     def __init__(

@@ -39,7 +39,7 @@ class AddOverRanks(theano.Op):
         tensors = tuple(T.as_tensor_variable(tensor) for tensor in tensors)
         return theano.Apply(self, [token] + list(tensors), [token.type()] + [tensor.type() for tensor in tensors])
 
-    def perform(self, node: Any, inputs: Sequence[np.ndarray], outputs: Sequence[List[Any]], params: Any = None) -> None:
+    def perform(self, node: Any, inputs: Any, outputs: Any, params: Any = None) -> None:
         """Adds by way of one new array, since Theano may go on to compute in place on the outputs."""
         tensors = inputs[1:]
         flat = np.empty(sum(tensor.size for tensor in tensors), tensors[0].dtype)
@@ -138,7 +138,8 @@ class Team:
     def draw_differently(self, streams: Sequence[Variable], first_step: int) -> None:
         """Seeds the generators of native dropout for this rank from ``first_step`` on."""
         for number, stream in enumerate(streams):
-            words = np.random.RandomState([self._seed & 0xFFFFFFFF, self._rank, first_step, number]).randint(1, 2 ** 31)
+            random = np.random.RandomState([self._seed & 0xFFFFFFFF, self._rank, first_step, number])
             state = stream.get_value()
-            fresh = MRG_RandomStreams(int(words) % 2147462579 or 1).get_substream_rstates(len(state), theano.config.floatX)
+            generator = MRG_RandomStreams(int(random.randint(1, 2147462579)))
+            fresh = generator.get_substream_rstates(len(state), theano.config.floatX)
             stream.set_value(np.asarray(fresh, state.dtype).reshape(state.shape))

@@ -1,7 +1,7 @@
 """Processes started by an MPI's own launcher, for engines whose ranks communicate by MPI.
 
-The launcher is MPICH's ``mpiexec.gforker`` of the service's environment, which starts processes of one host and talks to
-them by pipes: Open MPI's mpirun and MPICH's hydra listen on every network interface. With ``UCX_TLS=self,sm`` the
+The launcher is MPICH's ``mpiexec.gforker`` of the service's environment, which starts processes of one host and talks
+to them by pipes: Open MPI's mpirun and MPICH's hydra listen on every network interface. With ``UCX_TLS=self,sm`` the
 ranks communicate by shared memory and do not listen either.
 
 Every process is started through a guard (``python -m crosstrain_service.parallel.mpi``), which notes how it ended:

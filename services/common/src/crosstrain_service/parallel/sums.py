@@ -54,7 +54,8 @@ class Sums:
             mpi4py.rc.finalize = False
             from mpi4py import MPI
         except (ImportError, RuntimeError) as error:
-            raise CrosstrainError("ENVIRONMENT", "MPI cannot be used: %s" % error, "execution.parallel.backend") from error
+            message = "MPI cannot be used: %s" % error
+            raise CrosstrainError("ENVIRONMENT", message, "execution.parallel.backend") from error
         self._comm = MPI.COMM_WORLD
         self._in_place = MPI.IN_PLACE
         found = (self._comm.rank, self._comm.size)

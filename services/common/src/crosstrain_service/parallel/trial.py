@@ -13,7 +13,7 @@ from typing import Any, Dict, List, NamedTuple, Sequence
 
 import numpy as np
 
-from ..engine import Batch, Engine
+from ..engine import Batch, Engine  # noqa: F401  in a type comment
 from ..model import Model
 from ..testing import ListLoop
 from ..training import Execution, Parallel, Ranks, Training

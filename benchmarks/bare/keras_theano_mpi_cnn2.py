@@ -1,0 +1,214 @@
+"""cnn2 by ``fit_generator`` of Keras 2.3.1 on Theano on several ranks by MPI, as a user writes it: the yardstick for
+the overhead of Crosstrain.
+
+Two 3x3 convolutions (32, 64) with ReLU and 2x2 max-pool, dense 128 with ReLU, dense 10; SGD 0.05 with momentum 0.9.
+Every rank computes its share of a batch, and an operation of Theano's graph adds the gradients of all. Rank 0 prints
+one JSON line: ``step_seconds`` (a step includes fetching its batch and reading its loss), ``first_step_seconds`` (from
+the start of the process to the end of the first step) and the last loss. ``--canonical-ops``: see keras_theano_cnn2.py. Compiled
+modules are kept below ``~/.theano``, in a folder for every rank.
+
+    mpiexec.gforker -n 2 python keras_theano_mpi_cnn2.py train.npz --steps 200 --threads 1 --canonical-ops
+"""
+
+import argparse
+import glob
+import json
+import os
+import sys
+import time
+
+
+def seconds_since_process_start():
+    """Age of this process in seconds (Linux)."""
+    with open("/proc/self/stat") as file:
+        ticks = int(file.read().rpartition(")")[2].split()[19])
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+
+
+def blas_flags():
+    """The OpenBLAS of SciPy's wheel, which Theano does not find by itself."""
+    found = glob.glob(os.path.join(sys.prefix, "lib", "python*", "site-packages", "scipy.libs", "libopenblas*.so*"))
+    return "-L%s -l:%s" % os.path.split(found[0]) if found else ""
+
+
+parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+parser.add_argument("data", help="npz file with images (N, 28, 28) and labels")
+parser.add_argument("--steps", type=int, default=200)
+parser.add_argument("--batch-size", type=int, default=64, help="samples of a batch, all ranks together")
+parser.add_argument("--threads", type=int, default=0, help="threads of an operation; 0: all cores")
+parser.add_argument("--canonical-ops", action="store_true", help="ReLU, pooling and loss as in other frameworks")
+arguments = parser.parse_args()
+
+threads = arguments.threads or os.cpu_count() or 1
+os.environ.update(OMP_NUM_THREADS=str(threads), OPENBLAS_NUM_THREADS=str(threads), KERAS_BACKEND="theano")
+# Shared memory only, and a rank that waits lets others work.
+os.environ.setdefault("UCX_TLS", "self,sm")
+os.environ.setdefault("MPIR_CVAR_POLLS_BEFORE_YIELD", "10")
+os.environ.setdefault("MPIR_CVAR_POSIX_POLL_FREQUENCY", "10")
+from mpi4py import MPI  # noqa: E402
+
+comm = MPI.COMM_WORLD
+# A compile directory for every rank: in a shared one they would wait for its lock.
+folder = os.path.join(os.path.expanduser("~"), ".theano", "rank%d" % comm.rank)
+flags = "device=cpu,floatX=float32,openmp=%s,blas.ldflags=%s,base_compiledir=%s" % (threads > 1, blas_flags(), folder)
+os.environ.setdefault("THEANO_FLAGS", flags)
+import keras  # noqa: E402
+import numpy as np  # noqa: E402
+import theano  # noqa: E402
+import theano.tensor as T  # noqa: E402
+
+keras.backend.set_image_data_format("channels_first")
+
+
+def load(path):
+    """Images (N, 1, 28, 28) float32 in 0..1 and labels int64."""
+    with np.load(path, allow_pickle=False) as file:
+        pairs = [("x_train", "y_train"), ("images", "labels"), ("x", "y")]
+        images, labels = next((file[x], file[y]) for x, y in pairs if x in file.files)
+    scale = 255 if images.dtype == np.uint8 else 1
+    return images.reshape(-1, 1, 28, 28).astype(np.float32) / np.float32(scale), labels.astype(np.int64)
+
+
+def batches(images, labels, size):
+    """This rank's shares of shuffled batches for ever, the last one of an epoch smaller, and their parts of it."""
+    while True:
+        order = np.random.permutation(len(images))
+        for start in range(0, len(order), size):
+            rows = order[start:start + size]
+            share = np.array_split(rows, comm.size)[comm.rank]
+            weight = len(share) / len(rows)
+            share = share if len(share) else rows[:1]
+            yield images[share], labels[share], weight
+
+
+def inputs(source):
+    """(x, labels) for Keras, which pulls them one at a time; this rank's part is set on the way."""
+    for x, y, weight in source:
+        part.set_value(np.float32(weight))
+        yield x, y
+
+
+class AddOverRanks(theano.Op):
+    """The sums over all ranks of some tensors, in one collective call."""
+
+    __props__ = ()
+
+    def make_node(self, *tensors):
+        tensors = [T.as_tensor_variable(tensor) for tensor in tensors]
+        return theano.Apply(self, tensors, [tensor.type() for tensor in tensors])
+
+    def perform(self, node, inputs, outputs, params=None):
+        flat = np.concatenate([tensor.ravel() for tensor in inputs])
+        comm.Allreduce(MPI.IN_PLACE, flat)
+        start = 0
+        for tensor, output in zip(inputs, outputs):
+            output[0] = flat[start:start + tensor.size].reshape(tensor.shape)
+            start += tensor.size
+
+    def infer_shape(self, node, shapes):
+        return shapes
+
+
+def whole_gradients(loss, parameters):
+    """Gradients of the mean loss over the whole batch, from that over this rank's share."""
+    return AddOverRanks()(*T.grad(loss * part, parameters))
+
+
+class AddingSGD(keras.optimizers.SGD):
+    """SGD on the gradients of the whole batch."""
+
+    def get_gradients(self, loss, params):
+        return whole_gradients(loss, params)
+
+
+def canonical_relu(x):
+    """max(x, 0) with gradient 0 at 0."""
+    entry = x.type()
+    return theano.OpFromGraph(
+        [entry], [T.maximum(entry, np.float32(0))], inline=True,
+        lop_overrides=lambda inputs, outputs, given: [given[0] * T.cast(inputs[0] > 0, "float32")])(x)
+
+
+def canonical_pool(x):
+    """2x2 max-pool of even sizes whose gradient goes to the first maximum."""
+    entry = x.type()
+    places = [np.s_[:, :, row::2, column::2] for row in (0, 1) for column in (0, 1)]
+
+    def gradient(inputs, outputs, given):
+        result, free = T.zeros_like(inputs[0]), None
+        for place in places:
+            equal, other = T.eq(inputs[0][place], outputs[0]), T.neq(inputs[0][place], outputs[0])
+            chosen = equal if free is None else T.and_(free, equal)
+            result = T.set_subtensor(result[place], given[0] * T.cast(chosen, "float32"))
+            free = other if free is None else T.and_(free, other)
+        return [result]
+
+    first, second, third, fourth = [entry[place] for place in places]
+    largest = T.maximum(T.maximum(first, second), T.maximum(third, fourth))
+    return theano.OpFromGraph([entry], [largest], inline=True, lop_overrides=gradient)(x)
+
+
+def canonical_loss(labels, logits):
+    """Cross-entropy from logits, not clipped."""
+    shifted = logits - theano.gradient.disconnected_grad(T.max(logits, axis=1, keepdims=True))
+    rows = T.arange(logits.shape[0])
+    return T.log(T.sum(T.exp(shifted), axis=1)) - shifted[rows, T.cast(T.flatten(labels), "int32")]
+
+
+class Timer(keras.callbacks.Callback):
+    """Times the steps and stops after ``steps`` of them."""
+
+    def __init__(self, steps):
+        super().__init__()
+        self.steps = steps
+        self.step_seconds = []
+        self.first_step_seconds = None
+        self.loss = None
+
+    def on_train_begin(self, logs=None):
+        self.last = time.perf_counter()
+
+    def on_batch_end(self, batch, logs=None):
+        self.loss = float(logs["loss"])
+        now = time.perf_counter()
+        self.step_seconds.append(now - self.last)
+        self.last = now
+        if self.first_step_seconds is None:
+            self.first_step_seconds = seconds_since_process_start()
+        if len(self.step_seconds) == self.steps:
+            self.model.stop_training = True
+
+
+def activation():
+    return keras.layers.Activation(canonical_relu if arguments.canonical_ops else "relu")
+
+
+def pool(size):
+    if arguments.canonical_ops:
+        return keras.layers.Lambda(canonical_pool, output_shape=size)
+    return keras.layers.MaxPooling2D(2)
+
+
+np.random.seed(0)
+images, labels = load(arguments.data)
+part = theano.shared(np.float32(1))
+model = keras.models.Sequential([
+    keras.layers.Conv2D(32, 3, padding="same", input_shape=(1, 28, 28)), activation(), pool((32, 14, 14)),
+    keras.layers.Conv2D(64, 3, padding="same"), activation(), pool((64, 7, 7)),
+    keras.layers.Flatten(), keras.layers.Dense(128), activation(),
+    keras.layers.Dense(10, activation=None if arguments.canonical_ops else "softmax"),
+])
+model.compile(
+    optimizer=AddingSGD(0.05, momentum=0.9),
+    loss=canonical_loss if arguments.canonical_ops else "sparse_categorical_crossentropy")
+timer = Timer(arguments.steps)
+per_epoch = -(-len(images) // arguments.batch_size)
+model.fit_generator(
+    inputs(batches(images, labels, arguments.batch_size)), steps_per_epoch=per_epoch,
+    epochs=-(-arguments.steps // per_epoch), workers=0, max_queue_size=0, callbacks=[timer], verbose=0)
+last_loss = comm.allreduce(timer.loss * float(part.get_value()))
+if comm.rank == 0:
+    print(json.dumps({
+        "engine": "keras-theano", "version": keras.__version__, "ranks": comm.size,
+        "first_step_seconds": timer.first_step_seconds, "step_seconds": timer.step_seconds,
+        "last_loss": last_loss, "canonical_ops": arguments.canonical_ops}))
