@@ -80,6 +80,11 @@ def test_an_engine_without_any_backend_is_refused_with_all_of_them(world: World)
     )
 
 
+def test_an_engine_that_knows_no_ranks_at_all_is_refused_with_what_was_asked(world: World) -> None:
+    world.service(lacking=("parallel.data", "parallel.native", "parallel.mpi", "parallel.horovod"))
+    assert "parallel.data; " in refusal(world, document("torch") + "devices: {count: 2}\n").message
+
+
 @pytest.mark.parametrize(
     ("more", "feature"),
     [

@@ -59,7 +59,8 @@ def choose_backend(execution: training_pb2.Execution, offer: Offer, field: str) 
         return
     found = next((name for name in BACKENDS if _supports(offer, f"parallel.{name}")), None)
     if found is None:
-        _require(offer, execution, {f"parallel.{name}" for name in BACKENDS}, field)
+        needed = {name for name in capabilities.features_of_execution(_execution(execution)) if "parallel." in name}
+        _require(offer, execution, needed | {f"parallel.{name}" for name in BACKENDS}, field)
     execution.parallel.backend = found or ""
 
 

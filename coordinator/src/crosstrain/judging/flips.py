@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from crosstrain.compare.certificate import NotComparable
 from crosstrain.compare.freerun.flips import Flip, first_flip_of_runs
 from crosstrain.compare.numerics import bounds
@@ -44,13 +46,8 @@ def first_flip_of(reader: Reader, job: coordinator_pb2.Job, label: str, referenc
 
 def flip_in_document(reader: Reader, job: coordinator_pb2.Job, label: str) -> Flip | None:
     """The flip that the job's verdict tells of an engine: what it was found from is removed after the verdict."""
-    if not job.verdict_digest:
-        return None
-    try:
-        document = read_verdict(reader.artifacts.get(job.verdict_digest, "verdict"))
-    except UnreadableVerdict as error:
-        raise CrosstrainError("INVALID_DATA", f"the verdict of {job.job_id}: {error}", "verdict") from error
-    for engine in document["engines"]:
+    document = _document(reader, job)
+    for engine in document["engines"] if document else ():
         flip = (engine["free_run"] or {}).get("flip")
         if engine["label"] == label and flip is not None:
             return Flip(
@@ -65,6 +62,21 @@ def flip_in_document(reader: Reader, job: coordinator_pb2.Job, label: str) -> Fl
                 ratio=float(flip["ratio"]),
             )
     return None
+
+
+def reference_in_document(reader: Reader, job: coordinator_pb2.Job) -> str:
+    """Label of the engine that a job's verdict compares the others with; empty without a verdict."""
+    document = _document(reader, job)
+    return str((document["reference"] or {}).get("label") or "") if document else ""
+
+
+def _document(reader: Reader, job: coordinator_pb2.Job) -> dict[str, Any] | None:
+    if not job.verdict_digest:
+        return None
+    try:
+        return read_verdict(reader.artifacts.get(job.verdict_digest, "verdict"))
+    except UnreadableVerdict as error:
+        raise CrosstrainError("INVALID_DATA", f"the verdict of {job.job_id}: {error}", "verdict") from error
 
 
 def _flip_runs(job: coordinator_pb2.Job) -> dict[str, coordinator_pb2.JobRun]:

@@ -21,7 +21,7 @@ from crosstrain_protos.v1 import coordinator_pb2, run_pb2, service_pb2
 from crosstrain_service.errors import CrosstrainError
 
 from . import stored
-from .flips import first_flip_of, flip_in_document
+from .flips import first_flip_of, flip_in_document, reference_in_document
 from .following import REFERENCE, probe_of
 from .reading import Reader
 from .stored import StoredCertificate
@@ -225,7 +225,7 @@ def runs_evidence(reader: Reader, run_id_a: str, run_id_b: str) -> Evidence:
         gathering.one(record, label)
         for gathering, (_job, record), label in zip(gatherings, records, labels, strict=True)
     )
-    engines = (engines[0], _with_earliest_flip(*engines))
+    engines = (engines[0], _with_earliest_flip(reader, records, *engines))
     engines = _with_common_rates(reader, engines, [job for job, _record in records])
     failures = [failure for gathering in gatherings for failure in gathering.failures]
     first, second = (job for job, _record in records)
@@ -259,14 +259,26 @@ def _with_common_rates(
     return tuple(dataclasses.replace(engine, asked={**engine.asked, **told}) for engine in engines)
 
 
-def _with_earliest_flip(first: EngineEvidence, second: EngineEvidence) -> EngineEvidence:
-    """The second run with the flip that parts it from the first: both were compared with the reference engine.
+def _with_earliest_flip(
+    reader: Reader,
+    records: Sequence[tuple[coordinator_pb2.Job, coordinator_pb2.JobRun]],
+    first: EngineEvidence,
+    second: EngineEvidence,
+) -> EngineEvidence:
+    """The second run with the flip that parts it from the first: both were compared with the same engine.
 
-    If only one of the two is known to have left the reference, that flip parts them; of two it is the earlier one.
+    If only one of the two is known to have left that engine's run, that flip parts them; of two it is the earlier one.
+    The reference engine gives the same run in every job; another engine only counts within one job.
     """
     known = [engine.flip for engine in (first, second) if engine.flip is not None]
-    if first.flip is None and first.engine != REFERENCE and second.engine != REFERENCE:
-        known = []
+    if known:
+        bases = [reference_in_document(reader, job) for job, _record in records]
+        common = bases[0] == bases[1] and (
+            bases[0].partition("@")[0] == REFERENCE or records[0][0].job_id == records[1][0].job_id
+        )
+        are_base = [run_label(record) == base for (_job, record), base in zip(records, bases, strict=True)]
+        if not common or (first.flip is None and not any(are_base)):
+            known = []
     return dataclasses.replace(second, flip=min(known, key=lambda flip: flip.step, default=None))
 
 
