@@ -148,7 +148,10 @@ class Server:
         """Registers with the coordinator again and again; a coordinator that is away is waited for."""
         options = self._options
         address = options.advertise or "%s:%d" % (options.listen.rpartition(":")[0], self.port)
-        channel = grpc.insecure_channel(options.coordinator)
+        # A coordinator that was away for long is to be found again as soon as it is back.
+        channel = grpc.insecure_channel(options.coordinator, options=[
+            ("grpc.initial_reconnect_backoff_ms", 200), ("grpc.min_reconnect_backoff_ms", 200),
+            ("grpc.max_reconnect_backoff_ms", 2000)])
         stub = coordinator_pb2_grpc.CoordinatorServiceStub(channel)
         request = coordinator_pb2.RegisterServiceRequest(
             service=options.service, address=address, preferred=options.preferred)
