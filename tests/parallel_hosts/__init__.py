@@ -1,0 +1,1 @@
+"""Runs over several hosts, which are network namespaces of this machine."""
