@@ -7,7 +7,7 @@ not import TensorFlow, because :func:`environment` has to take effect before.
 import os
 from typing import Dict
 
-from crosstrain_service.model import Model
+from crosstrain_service.model import BatchNorm, Model
 from crosstrain_service.training import Execution, Training
 
 from . import surroundings
@@ -64,14 +64,19 @@ def processes(engine: str, execution: Execution, ranks: int) -> int:
 def refusal(engine: str, model: Model, training: Training, execution: Execution) -> str:
     """Why this combination of features, each of which is declared, cannot run; empty if it can."""
     parallel = execution.parallel
+    normed = bool(model.layers_of(BatchNorm))
+    if execution.accumulation_steps > 1 and normed and not execution.native:
+        return "batch norm over a whole batch that is computed in parts"
     if parallel.ranks == 1:
         return ""
     if execution.compiler == "xla":
-        return "XLA compiles a step for one device; choose compiler \"\" or one rank"
+        return "XLA on several ranks: it compiles a step for one device"
     if parallel.local_batch_norm and not execution.native:
-        return "batch norm over each rank's share is another function than the canonical one"
-    if parallel.bucket_mib and execution.ranks.members == 1:
-        return "on one host tf.distribute knows no size of gradient buckets; choose bucket_mib 0"
+        return "batch norm over each rank's share in canonical semantics, where it is over the whole batch"
+    if parallel.bucket_mib and parallel.backend == "native" and execution.ranks.members == 1:
+        return "a size of gradient buckets on one host, of which tf.distribute.MirroredStrategy knows nothing"
+    if execution.native and execution.precision == "mixed_float16" and parallel.backend == "native":
+        return "scaling the loss of replicas with Keras's optimizers, which cannot leave a step out there"
     return ""
 
 

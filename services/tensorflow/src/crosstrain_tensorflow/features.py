@@ -3,8 +3,11 @@
 from typing import Dict
 
 import tensorflow as tf
+from tensorflow import keras
 
 from crosstrain_service.capabilities import EXACT, UNSUPPORTED, Feature, declare
+
+from . import horovod_ranks
 
 _EXACT = (
     "layer.convolution1d", "layer.convolution2d", "layer.pool1d", "layer.pool2d", "layer.pool.max",
@@ -25,7 +28,6 @@ _EMULATED = {
     "layer.local_response_norm.within_channel": "average pooling of the squares",
 }
 _PARALLEL = ("parallel.data", "parallel.native", "parallel.batch_norm", "parallel.local_batch_norm")
-_NOT_PARALLEL = ("parallel.tensor", "parallel.pipeline", "parallel.horovod", "parallel.mpi")
 _CUDA = ("device.cuda", "execution.gpu_memory_growth", "execution.tf32")
 
 
@@ -34,10 +36,27 @@ def plain_features() -> Dict[str, Feature]:
     return _features(
         exact=("optimizer.sgd", "optimizer.sgd.momentum", "optimizer.sgd.nesterov", "optimizer.rmsprop",
                "optimizer.adagrad", "optimizer.adam", "optimizer.adadelta", "decay.l2", "decay.decoupled",
-               "clip.global_norm") + _PARALLEL,
+               "clip.global_norm", "execution.accumulation") + _PARALLEL,
         emulated={},
-        unsupported={name: "not offered by this engine" for name in _NOT_PARALLEL},
+        parallel=dict(_distributed(), **{
+            "parallel.tensor": Feature(UNSUPPORTED, "not written for this engine"),
+            "parallel.pipeline": Feature(UNSUPPORTED, "not written for this engine"),
+            "precision.mixed_float16": Feature(EXACT, "the loss scaled as LossScaleOptimizer does; normalisation and "
+                                                      "the loss in float32"),
+            "precision.mixed_bfloat16": Feature(EXACT, "normalisation and the loss in float32"),
+        }),
     )
+
+
+def _distributed() -> Dict[str, Feature]:
+    """Features of several processes."""
+    obstacle = horovod_ranks.obstacle()
+    return {
+        "parallel.horovod": Feature(UNSUPPORTED, obstacle) if obstacle else Feature(EXACT),
+        "parallel.mpi": Feature(UNSUPPORTED, "choose native or horovod"),
+        "parallel.hosts": Feature(EXACT, "native: TensorFlow's servers listen on all interfaces, without authentication"),
+        "parallel.bucket_mib": Feature(EXACT, "several hosts or Horovod"),
+    }
 
 
 def keras_features() -> Dict[str, Feature]:
@@ -45,22 +64,36 @@ def keras_features() -> Dict[str, Feature]:
     own = "a keras.optimizers.Optimizer of our own; Keras's has another form (epsilon)"
     return _features(
         exact=("optimizer.sgd", "optimizer.sgd.momentum", "optimizer.sgd.nesterov", "optimizer.adadelta",
-               "decay.decoupled", "clip.global_norm"),
+               "decay.decoupled", "clip.global_norm") + _PARALLEL,
         emulated={
             "optimizer.rmsprop": own, "optimizer.adagrad": own, "optimizer.adam": own,
             "decay.l2": "added to the gradient in a subclass of the optimizer: a Keras regularizer acts before "
                         "clipping and shows in the loss",
         },
-        unsupported={name: "one device for now" for name in _PARALLEL + _NOT_PARALLEL},
+        parallel=_keras_distributed(),
     )
 
 
-def _features(exact: tuple, emulated: Dict[str, str], unsupported: Dict[str, str]) -> Dict[str, Feature]:
+def _keras_distributed() -> Dict[str, Feature]:
+    found = _distributed()
+    for name in ("parallel.tensor", "parallel.pipeline"):
+        found[name] = Feature(UNSUPPORTED, "fit trains whole copies of a model")
+    for name in ("precision.mixed_float16", "precision.mixed_bfloat16", "execution.accumulation"):
+        found[name] = Feature(UNSUPPORTED, "written for the engine tensorflow alone")
+    if keras.__version__.split(".")[0] != "2":
+        several = "fit of Keras 3 fails with %s"
+        found["parallel.hosts"] = Feature(UNSUPPORTED, several % "MultiWorkerMirroredStrategy (keras issue 20585)")
+        found["parallel.bucket_mib"] = Feature(UNSUPPORTED, "fit of Keras 3 trains in one process")
+        found["parallel.horovod"] = Feature(UNSUPPORTED, several % "Horovod's optimizer and callbacks")
+    return found
+
+
+def _features(exact: tuple, emulated: Dict[str, str], parallel: Dict[str, Feature]) -> Dict[str, Feature]:
     features = declare(
         exact=_EXACT + exact,
         emulated=dict(_EMULATED, **emulated),
-        unsupported=unsupported,
     )
+    features.update(parallel)
     cuda = tf.test.is_built_with_cuda()
     for name in _CUDA:
         features[name] = Feature(EXACT, "written, not yet tried on a GPU") if cuda else Feature(

@@ -67,6 +67,14 @@ class HorovodRanks:
         return [self._hvd.allreduce(value, op=self._hvd.Sum, name="crosstrain.%d.%d" % (self._calls, index))
                 for index, value in enumerate(values)]
 
+    def feed(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
+        """``dataset`` for ``fit``, which holds this process's shares."""
+        return dataset
+
+    def local_values(self, variable: tf.Variable) -> List[tf.Variable]:
+        """The variable of each copy in this process."""
+        return [variable]
+
     def close(self) -> None:
         """Ends Horovod."""
         self._hvd.shutdown()

@@ -43,7 +43,7 @@ class Replicas:
     def run(self, function: Callable[[Share], Any], share: Share) -> List[Any]:
         """Results of ``function`` for each local replica's part of the process's share, in order."""
         with tf.device(self._host):
-            shares = [part._replace(add=add) for part in split(share, self.local)]
+            shares = [part._replace(add=self.add) for part in split(share, self.local)]
 
         def replica() -> Any:
             number = tf.distribute.get_replica_context().replica_id_in_sync_group
@@ -53,6 +53,14 @@ class Replicas:
         flat = tf.nest.flatten(results)
         local = [self.strategy.experimental_local_results(value) for value in flat]
         return [tf.nest.pack_sequence_as(results, [values[index] for values in local]) for index in range(self.local)]
+
+    def local_values(self, variable: Any) -> List[Any]:
+        """The variable of each replica in this process."""
+        return list(self.strategy.experimental_local_results(variable))
+
+    def add(self, values: List[tf.Tensor]) -> List[tf.Tensor]:
+        """Sums over all replicas, inside one of them."""
+        return add(values)
 
     def close(self) -> None:
         """Nothing to end."""

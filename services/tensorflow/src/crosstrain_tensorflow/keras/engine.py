@@ -9,6 +9,7 @@ import tensorflow as tf
 from tensorflow import keras
 
 from crosstrain_service.engine import Arrays, Batch, Engine, EngineInfo, Intermediates, Loop
+from crosstrain_service.errors import CrosstrainError
 from crosstrain_service.model import Model
 from crosstrain_service.training import Execution, Training
 
@@ -46,15 +47,20 @@ class KerasEngine(Engine):
         self._dtype = execution.precision or "float32"
         self._layout = Layout(model)
         compiled = execution.compiler == "xla"
+        if execution.parallel.data > 1 and execution.native and training.clip_norm and compat.KERAS_3:
+            raise CrosstrainError("UNSUPPORTED", "Keras 3 clips the gradient of each replica before it adds them up; "
+                                  "choose canonical semantics or no clipping")
         self._steps = 0
         self._shares = data_ranks(execution)
         with self._scope(), contextlib.nullcontext() if self._shares is None else self._shares.scope():
             if execution.native:
                 keras.utils.set_random_seed(training.seed & 0x7FFFFFFF)
             self._network = KerasNetwork(model, training, self._layout, self._dtype, execution.native,
-                                         execution.parallel)
+                                         execution.parallel, self._shares.add if self._shares is not None else None)
             self._variables = self._network.variables_by_name
             self._optimizer = optimizer.build(training, self._variables, execution.native)
+            if execution.parallel.backend == "horovod" and self._shares is not None:
+                optimizer.add_up_by(self._optimizer, self._shares.add)
             self._loss = (RecordedLoss(self._dtype) if self._shares is None
                           else SharedLoss(self._dtype, self._shares))
             if self._network.inference is not self._network.training:
@@ -192,6 +198,15 @@ class KerasEngine(Engine):
         facts["keras.image_data_format"] = keras.backend.image_data_format()
         facts["keras.jit_compile"] = str(bool(self._network.training.jit_compile)).lower()
         return facts
+
+    def reduced_bytes(self) -> Any:
+        if self._shares is None:
+            return 0
+        values = sum(int(np.prod(variable.shape)) for variable in self._variables.values())
+        if not self._execution.parallel.local_batch_norm:
+            # Two sums over channels forward, and the gradients of both backward.
+            values += sum(2 * int(np.prod(variable.shape)) for variable in self._network.running.values())
+        return self._steps * self._shares.local * values * np.dtype(self._dtype).itemsize
 
     def synchronize(self) -> None:
         device.synchronize(self._device)

@@ -10,7 +10,6 @@ from crosstrain_service.engine import Batch, Epoch, Loop
 from crosstrain_service.model import Model
 from crosstrain_service.parallel.shares import share_slice
 
-from ..replicas import Replicas
 from .gather import Gather, can_gather, with_options
 from .model import INPUT, WEIGHTS
 
@@ -29,7 +28,7 @@ class Feed:
                  dtype: str,
                  mask_inputs: Dict[str, str],
                  prefetch: int,
-                 shares: Optional[Replicas] = None,
+                 shares: Any = None,
                  weighted: bool = False) -> None:
         self._mask_inputs = mask_inputs
         self._shares = shares

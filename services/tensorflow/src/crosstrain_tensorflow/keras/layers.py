@@ -8,6 +8,7 @@ from tensorflow import keras
 
 from .. import operations, replicas
 from ..geometry import Pads
+from ..shares import Sum
 
 
 class Padding(keras.layers.Layer):
@@ -69,8 +70,9 @@ class SharedBatchNorm(keras.layers.Layer):
     takes the variance from the mean of squares and counts rows that stand in for nothing.
     """
 
-    def __init__(self, epsilon: float, **options: Any) -> None:
+    def __init__(self, epsilon: float, add: Sum = replicas.add, **options: Any) -> None:
         super().__init__(**options)
+        self._add_up = add
         self._epsilon = epsilon
 
     def build(self, shape: Any) -> None:
@@ -87,7 +89,7 @@ class SharedBatchNorm(keras.layers.Layer):
         """The shape of the first input."""
         if isinstance(inputs, (list, tuple)):
             x, weights = inputs
-            mean, variance = operations.moments_by_weights(x, weights, replicas.add)
+            mean, variance = operations.moments_by_weights(x, weights, self._add_up)
         else:
             x, mean, variance = inputs, self.moving_mean, self.moving_variance
         return tf.nn.batch_normalization(x, *(
@@ -149,7 +151,7 @@ class SharedLoss(keras.losses.SparseCategoricalCrossentropy):
     is scaled by the number of replicas, a mean of means.
     """
 
-    def __init__(self, dtype: str, shares: replicas.Replicas) -> None:
+    def __init__(self, dtype: str, shares: Any) -> None:
         super().__init__(from_logits=True, name="loss", reduction="sum")
         self._shares = shares
         self.last = tf.Variable(0.0, trainable=False, dtype=dtype, name="last_loss",
@@ -170,5 +172,5 @@ class SharedLoss(keras.losses.SparseCategoricalCrossentropy):
 
     def read(self) -> tf.Tensor:
         """Mean over this process's rows in the last batch, a scalar that later steps do not change."""
-        parts = self._shares.strategy.experimental_local_results(self.last)
+        parts = self._shares.local_values(self.last)
         return tf.add_n([tf.raw_ops.ReadVariableOp(resource=part.handle, dtype=part.dtype) for part in parts])

@@ -26,6 +26,7 @@ from crosstrain_service.training import Parallel, Training
 from .. import native
 from ..geometry import convolution_padding, pool_padding
 from ..layout import Layout
+from ..shares import Sum
 from . import compat
 from .layers import Factors, LocalResponseNormalization, Padding, ReplicaDropout, SharedBatchNorm
 
@@ -59,12 +60,14 @@ class KerasNetwork:
                  layout: Layout,
                  dtype: str,
                  is_native: bool,
-                 parallel: Parallel = Parallel()) -> None:
+                 parallel: Parallel = Parallel(),
+                 add: Optional[Sum] = None) -> None:
         self._settings = training
         self._layout = layout
         self._dtype = dtype
         self._native = is_native
         self._parallel = parallel
+        self._add = add
         #: Whether ``training`` has the input :data:`WEIGHTS`.
         self.weighted = not is_native and parallel.data > 1 and bool(model.layers_of(BatchNorm))
         self._count = 0
@@ -200,7 +203,7 @@ class KerasNetwork:
     def _batch_norm(self, layer: BatchNorm) -> keras.layers.Layer:
         options = self._options()
         if self.weighted:
-            return SharedBatchNorm(layer.epsilon, **options)
+            return SharedBatchNorm(layer.epsilon, self._add, **options)
         if self._parallel.data > 1 and not self._parallel.local_batch_norm:
             options["synchronized"] = True
         if layer.epsilon is not None:

@@ -15,6 +15,7 @@ from tensorflow import keras
 from crosstrain_service.training import Rule, Training
 
 from .. import native, replicas, rules
+from ..shares import Sum
 from . import compat
 
 
@@ -123,6 +124,19 @@ def build(training: Training,
     native.exclude_from_decay(optimizer, training, variables)
     optimizer.build(list(variables.values()))
     return optimizer
+
+
+def add_up_by(optimizer: keras.optimizers.Optimizer, add: Sum) -> None:
+    """Makes an optimizer of Keras 2 add gradients up by ``add`` before it clips them.
+
+    ``hvd.DistributedOptimizer`` does the same for its own copy of an optimizer, which it makes from a configuration
+    and without what is built.
+    """
+    def aggregate(grads_and_vars: Any) -> Any:
+        gradients, variables = zip(*grads_and_vars)
+        return list(zip(add(list(gradients)), variables))
+
+    optimizer.aggregate_gradients = aggregate
 
 
 def _canonical(rule: Rule, settings: Dict[str, Any]) -> keras.optimizers.Optimizer:
