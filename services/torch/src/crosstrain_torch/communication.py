@@ -153,6 +153,9 @@ class NativeWorld(World):
         sizes = (("data", parallel.data), ("pipeline", parallel.pipeline), ("tensor", parallel.tensor))
         mesh = dist.init_device_mesh(device.type, tuple(size for _, size in sizes),
                                      mesh_dim_names=tuple(name for name, _ in sizes))
+        if device.type == "cuda":
+            # The mesh may have chosen one by the number of the rank.
+            torch.cuda.set_device(device)
         for name, size in sizes:
             if size > 1:
                 setattr(self, name, ProcessGroup(mesh.get_group(name), self.traffic))

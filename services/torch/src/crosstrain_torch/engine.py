@@ -11,25 +11,27 @@ The code for device "cuda" has not been run on a GPU.
 """
 
 from collections import OrderedDict
-from typing import Callable, Dict, Iterable, List, Mapping, Tuple
+from dataclasses import replace
+from typing import Dict, Iterable, Mapping, Tuple
 
 import numpy as np
 import torch
-from torch.nn import functional
 
 from crosstrain_service.capabilities import FEATURES, declare
 from crosstrain_service.engine import Arrays, Batch, Engine, EngineInfo, Intermediates, Loop
 from crosstrain_service.model import BatchNorm, Model
+from crosstrain_service.parallel.shares import share_sizes
 from crosstrain_service.training import Execution, Training
 
 from . import device as devices
 from . import partition
-from .communication import connect, relay
+from .communication import connect
 from .horovod_backend import obstacle as horovod_obstacle
 from .model import Network
 from .optimizer import UpdateRule
+from .passes import Passes
 from .precision import Precision
-from .sharding import Parts, whole_outputs
+from .sharding import Parts
 from .steps import DataParallelSteps, Steps
 from .synchronised_norm import Share
 
@@ -91,7 +93,6 @@ class TorchEngine(Engine):
         self._empties = synchronised and bool(model.layers_of(BatchNorm))
         stages = partition.stages(model, self._world.pipeline.size)
         shapes = [model.input_shape] + [model.output_shapes()[model.layers[stage[-1]].name] for stage in stages]
-        self._boundaries = shapes[1:]
         self._network = Network(
             model,
             execution.native,
@@ -123,6 +124,7 @@ class TorchEngine(Engine):
             self._steps = parallel
         else:
             self._steps = Steps(self._network, self._precision, execution.accumulation_steps)
+        self._passes = Passes(self._network, self._world, self._precision, shapes[1:], self._steps.averaged)
         if execution.compiler == "torch.compile":
             # One graph per batch size (full and last), and an error instead of a part left uncompiled.
             self._steps.loss = torch.compile(self._steps.forward, fullgraph=True, dynamic=False)
@@ -171,19 +173,10 @@ class TorchEngine(Engine):
                 self._precision.update(self._rule, batch.learning_rate, batch.step)
                 loop.step_done(loss, copy_seconds=copy_seconds, sync_seconds=traffic.take_seconds())
 
-    def _through(self, x: torch.Tensor, run: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
-        """What ``run`` makes of ``x`` in all stages, one after the other."""
-        if self._world.pipeline.size == 1:
-            return run(x)
-        for stage, shape in enumerate(self._boundaries):
-            own = stage == self._world.pipeline.index
-            x = relay(self._world, run(x) if own else None, x.new_empty((len(x),) + shape), stage)
-        return x
-
     def predict(self, x: np.ndarray) -> np.ndarray:
         self._network.eval()
         with torch.inference_mode(), self._precision.autocast(), self._world.traffic.paused():
-            logits = self._through(self._tensor(x), self._network)
+            logits = self._passes.through(self._tensor(x), self._network)
             return devices.to_array(logits.to(self._dtype))
 
     def intermediates(self, batch: Batch) -> Intermediates:
@@ -194,19 +187,40 @@ class TorchEngine(Engine):
         try:
             # The training step that follows is to draw the same dropout.
             with torch.random.fork_rng(devices=gpus, enabled=self._draws), self._world.traffic.paused():
-                loss, outputs, found = self._differentiated(batch)
+                x, labels = self._tensor(batch.x), devices.to_tensor(batch.labels, self._device)
+                loss, outputs, found = self._passes.differentiate(x, labels, self._masks(batch), batch.part)
         finally:
             with torch.no_grad():
                 for buffer, value in kept:
                     buffer.copy_(value)
         names = self._network.names
-        arrays = [devices.to_array(gradient.to(self._dtype)) for gradient in found]
+        count = len(names)
+        outputs = [torch.cat(found) for found in zip(*(outputs for _, outputs, _ in seen))]
+        gradients = [torch.cat(found) for found in zip(*(found[:count] for _, _, found in seen))]
+        gradients += [sum(found[1:], found[0]) for found in zip(*(found[count:] for _, _, found in seen))]
+        arrays = [devices.to_array(gradient.to(self._dtype)) for gradient in gradients]
+        rows = [len(found[0]) for _, found, _ in seen]
         return Intermediates(
-            loss=loss,
+            loss=sum(loss * size for (loss, _, _), size in zip(seen, rows)) / sum(rows),
             outputs=self._of_stages(zip(names, [devices.to_array(output.to(self._dtype)) for output in outputs])),
             output_gradients=self._of_stages(zip(names, arrays)),
-            gradients=self._parts.whole(OrderedDict(zip(self._network.trained, arrays[len(names):]))),
+            gradients=self._parts.whole(OrderedDict(zip(self._network.trained, arrays[count:]))),
         )
+
+    def _portions(self, batch: Batch) -> List[Batch]:
+        """The parts in which the step computes a share one after the other: other sizes would round otherwise."""
+        rows = len(batch.labels)
+        sizes = share_sizes(rows, min(self._execution.accumulation_steps, rows))
+        if len(sizes) == 1:
+            return [batch]
+        found, start = [], 0
+        for size in sizes:
+            part = slice(start, start + size)
+            masks = {name: mask[part] for name, mask in batch.masks.items()}
+            found.append(replace(batch, x=batch.x[part], labels=batch.labels[part], masks=masks,
+                                 samples=size if batch.samples else 0))
+            start += size
+        return found
 
     def _of_stages(self, pairs: Iterable[Tuple[str, np.ndarray]]) -> Arrays:
         """The arrays of all pipeline stages in order."""
@@ -214,68 +228,6 @@ class TorchEngine(Engine):
         for stage in self._world.pipeline.gather_arrays(OrderedDict(pairs)):
             found.update(stage)
         return found
-
-    def _differentiated(self, batch: Batch) -> Tuple[float, List[torch.Tensor], List[torch.Tensor]]:
-        """Mean loss, own layers' outputs, and gradients of the whole batch's loss: of these and own parameters."""
-        outputs: List[torch.Tensor] = []
-        hooks = [
-            layer.register_forward_hook(lambda module, inputs, output: outputs.append(output))
-            for layer in self._network
-        ]
-        masks, ends = self._masks(batch), []
-
-        def run(x: torch.Tensor) -> torch.Tensor:
-            x = x.detach().requires_grad_()
-            with self._precision.autocast():
-                y = self._network(x, masks).to(self._dtype)
-            ends.extend([x, y])
-            return y
-
-        try:
-            logits = self._through(self._tensor(batch.x), run)
-        finally:
-            for hook in hooks:
-                hook.remove()
-        pipeline = self._world.pipeline
-        begin, end = ends
-        if pipeline.size > 1:
-            logits = end if pipeline.index == pipeline.size - 1 else logits
-        loss = functional.cross_entropy(logits, devices.to_tensor(batch.labels, self._device))
-        wanted = outputs + list(self._network.trained.values())
-        # Scaled as in the step: small gradients would vanish in float16, and every rounding would be another one.
-        scale = self._precision.factor() * self._steps.averaged
-        while True:
-            found = self._backwards(loss * (scale * batch.part), begin, end, wanted)
-            if self._precision.scaler is None or scale < 1.0 or self._all_finite(found):
-                break
-            # The step itself would be left out.
-            scale /= 2.0
-        group, cuts = self._network.group, self._network.cuts
-        whole = whole_outputs(found[:len(outputs)], cuts, group) + found[len(outputs):]
-        if scale != 1.0:
-            whole = [gradient.to(self._dtype) / scale for gradient in whole]
-        return float(loss.detach()), whole_outputs(outputs, cuts, group), whole
-
-    def _backwards(self, loss: torch.Tensor, begin: torch.Tensor, end: torch.Tensor,
-                   wanted: List[torch.Tensor]) -> List[torch.Tensor]:
-        """Gradients of ``loss``, passed back through the pipeline, whose stage here goes from ``begin`` to ``end``."""
-        found: List[torch.Tensor] = []
-        pipeline, passed = self._world.pipeline, None
-        again = self._precision.scaler is not None
-        for stage in reversed(range(pipeline.size)):
-            gradient = None
-            if stage == pipeline.index:
-                root = loss if passed is None else end
-                gradient, *found = torch.autograd.grad(root, [begin] + wanted, passed, retain_graph=again)
-            if stage:
-                shape = (len(begin),) + self._boundaries[stage - 1]
-                passed = relay(self._world, gradient, begin.new_empty(shape), stage)
-        return found
-
-    def _all_finite(self, gradients: List[torch.Tensor]) -> bool:
-        """Whether they are in all data ranks, which differentiate together."""
-        bad = sum(float(not torch.isfinite(gradient).all()) for gradient in gradients)
-        return not self._world.data.add_up(torch.tensor([bad], device=self._device)).item()
 
     def parameters(self) -> Arrays:
         own = OrderedDict((name, devices.to_array(value)) for name, value in self._network.trained.items())
@@ -340,7 +292,7 @@ class TorchEngine(Engine):
             return outputs
 
         with torch.inference_mode(), self._precision.autocast(), self._world.traffic.paused():
-            self._through(self._tensor(x), run)
+            self._passes.through(self._tensor(x), run)
         own: Arrays = OrderedDict()
         for name, pair in seen.items():
             own.update(("%s %s" % (part, name), devices.to_array(value.to(self._dtype)))
