@@ -12,7 +12,7 @@ The code for device "cuda" has not been run on a GPU.
 
 from collections import OrderedDict
 from dataclasses import replace
-from typing import Dict, Iterable, Mapping, Tuple
+from typing import Dict, Iterable, List, Mapping, Tuple
 
 import numpy as np
 import torch
@@ -187,8 +187,11 @@ class TorchEngine(Engine):
         try:
             # The training step that follows is to draw the same dropout.
             with torch.random.fork_rng(devices=gpus, enabled=self._draws), self._world.traffic.paused():
-                x, labels = self._tensor(batch.x), devices.to_tensor(batch.labels, self._device)
-                loss, outputs, found = self._passes.differentiate(x, labels, self._masks(batch), batch.part)
+                seen = [
+                    self._passes.differentiate(self._tensor(part.x), devices.to_tensor(part.labels, self._device),
+                                               self._masks(part), part.part)
+                    for part in self._portions(batch)
+                ]
         finally:
             with torch.no_grad():
                 for buffer, value in kept:
