@@ -79,7 +79,9 @@ class FakeService(service_pb2_grpc.TrainingServiceServicer):
         delay: float = 0.0,
         lacking: tuple[str, ...] = (),
         host: str = "127.0.0.1",
+        devices: tuple[str, ...] = ("cpu:0",),
     ) -> None:
+        self.devices = devices
         self.host = host
         self.name = name
         self.engines = engines
@@ -143,7 +145,7 @@ class FakeService(service_pb2_grpc.TrainingServiceServicer):
         features = [
             service_pb2.Feature(name=name, support=support[name in self.lacking])
             for name in FEATURES
-            if name != "device.cuda"
+            if name != "device.cuda" or "cuda:0" in self.devices
         ]
         return service_pb2.DescribeResponse(
             service=self.name,
@@ -151,7 +153,7 @@ class FakeService(service_pb2_grpc.TrainingServiceServicer):
                 service_pb2.EngineDescription(name=name, version=version, features=features)
                 for name, version in self.engines
             ],
-            devices=[service_pb2.DeviceDescription(name="cpu:0")],
+            devices=[service_pb2.DeviceDescription(name=name) for name in self.devices],
         )
 
     @guarded

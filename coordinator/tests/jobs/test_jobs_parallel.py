@@ -8,6 +8,7 @@ import pytest
 
 from crosstrain.jobs.naming import run_id
 from crosstrain.results import JobRecord, summary
+from crosstrain.store.rows import devices_of
 from crosstrain_protos.v1 import coordinator_pb2, run_pb2, service_pb2
 from crosstrain_service.errors import CrosstrainError
 from doubles.world import World, document, upload_dataset
@@ -186,3 +187,26 @@ def test_run_ids_of_long_variants_are_short_and_different(part: str) -> None:
     assert len(ids) == len(variants)
     assert max(map(len, ids)) <= 128
     assert all(set(name) <= set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.") for name in ids)
+
+
+def test_every_rank_needs_a_gpu_of_its_own(world: World) -> None:
+    world.service(devices=("cpu:0", "cuda:0", "cuda:1", "cuda:2"))
+    cuda = "devices: {kind: cuda, index: 1}\n"
+    error = refusal(world, document('"torch[data=3]"') + cuda)
+    assert error.reason == "UNSUPPORTED"
+    assert "3 ranks of torch@2.13.0 need as many GPUs, but the service fake has no cuda:3" in error.message
+    job = world.create(document('"torch[data=2]"') + cuda, "j")
+    place = next(item for item in world.server.store.jobs.unfinished() if item.job_id == job.job_id).runs[0]
+    assert place.device_keys == {"localhost/cuda:1", "localhost/cuda:2"}
+
+
+def test_the_ranks_of_a_cpu_are_one_device(world: World) -> None:
+    world.service(delay=1.0)
+    job = world.create(document('"torch[data=4]"'), "j")
+    place = next(item for item in world.server.store.jobs.unfinished() if item.job_id == job.job_id).runs[0]
+    assert place.device_keys == {"localhost/cpu:0"}
+
+
+@pytest.mark.parametrize("key", ["h-1/cpu:0", "10.0.0.1:5/cuda:3", "x", "", "a/cuda:1-x"])
+def test_a_key_of_one_device_is_itself(key: str) -> None:
+    assert devices_of(key) == {key}

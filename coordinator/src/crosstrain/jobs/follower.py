@@ -13,6 +13,7 @@ from typing import Any
 import grpc
 
 from crosstrain.artifacts import ArtifactStore, fetch, send
+from crosstrain.labels import rank_count
 from crosstrain.metrics.recording import record_fanout
 from crosstrain.registry import MESSAGE_LIMIT, Registry
 from crosstrain.rpc import from_rpc, lost_run, transient
@@ -195,7 +196,8 @@ class RunFollower:
         offer = self._registry.resolve(f"{row.engine}@{row.engine_version}")
         device = parse_request(row.kind, row.request).spec.execution.device
         kind = {1: "cpu", 2: "cuda"}.get(device.kind, "")
-        self._store.runs.place(row.run_id, offer.service, self._registry.device_key(offer, kind, device.index))
+        key = self._registry.device_key(offer, kind, device.index, rank_count(row.record))
+        self._store.runs.place(row.run_id, offer.service, key)
         return self._store.jobs.run(row.run_id)
 
     def _channel(self, row: RunRow) -> grpc.Channel:

@@ -41,7 +41,7 @@ def members_for(
             if f"{kind}:{number}" not in names:
                 text = f"the service {offer.service} of {offer.label} has no device {kind}:{number}, only "
                 raise CrosstrainError("UNSUPPORTED", f"{field}: {text}{', '.join(names) or 'none'}", field)
-        key = registry.device_key(offer, kind, index)
+        key = registry.device_key(offer, kind, index, count)
         found.append((offer, NewMember(offer.service, offer.host, key, count)))
     return found
 

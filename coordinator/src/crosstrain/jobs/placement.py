@@ -47,6 +47,26 @@ def choose_device(execution: training_pb2.Execution, offer: Offer, field: str) -
     return kind, device.index
 
 
+def rank_devices(execution: training_pb2.Execution, offer: Offer, field: str) -> int:
+    """Devices that the ranks of one service use: a GPU each, or all the same CPU.
+
+    Raises:
+        CrosstrainError: ``UNSUPPORTED`` if there are not as many.
+    """
+    if execution.device.kind != training_pb2.DEVICE_KIND_CUDA or not execution.HasField("parallel"):
+        return 1
+    count, first = _execution(execution).parallel.ranks, execution.device.index
+    names = {device.name for device in offer.devices}
+    missing = [f"cuda:{number}" for number in range(first, first + count) if f"cuda:{number}" not in names]
+    if missing:
+        message = (
+            f"{field}: {count} ranks of {offer.label} need as many GPUs, but the service {offer.service} has no "
+            f"{missing[0]}; fewer ranks, or devices: {{kind: cpu}}"
+        )
+        raise CrosstrainError("UNSUPPORTED", message, field)
+    return count
+
+
 def choose_backend(execution: training_pb2.Execution, offer: Offer, field: str) -> None:
     """Writes the backend of several ranks into ``execution`` where the job left it open.
 

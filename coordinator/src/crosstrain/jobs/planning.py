@@ -15,7 +15,7 @@ from crosstrain_service.model import Model
 
 from .datasets import Datasets, JobData
 from .groups import members_for
-from .placement import check_evaluation, check_training, choose_backend, choose_device, records_probes
+from .placement import check_evaluation, check_training, choose_backend, choose_device, rank_devices, records_probes
 from .probes import ProbePlanner, npy
 from .runs import Placed, evaluate_run, probe_run, train_run
 
@@ -82,7 +82,8 @@ class Planner:
         variant = documents.parse_entry(wanted).variant
         ranks = [] if spec.task == "evaluate" else spec.parallel_of(wanted).ranks_of_hosts()
         if len(ranks) < 2:
-            return Placed(offer, variant, self.registry.device_key(offer, *device))
+            count = rank_devices(execution, offer, field)
+            return Placed(offer, variant, self.registry.device_key(offer, *device, count))
         group = members_for(self.registry, offer, ranks, device, field)
         return Placed(group[0][0], variant, group[0][1].device_key, tuple(member for _, member in group))
 

@@ -95,10 +95,11 @@ class Registry:
         """The channel to a service."""
         return self._channels.get(address)
 
-    def device_key(self, offer: Offer, kind: str, index: int) -> str:
-        """Names the device that a run would use: runs with the same key exclude one another.
+    def device_key(self, offer: Offer, kind: str, index: int, count: int = 1) -> str:
+        """Names the devices that a run would use: runs with a device in common exclude one another.
 
-        ``kind`` is "cpu", "cuda" or "" (a GPU where the service has one, else the CPU).
+        ``kind`` is "cpu", "cuda" or "" (a GPU where the service has one, else the CPU). ``count`` ranks use as many
+        GPUs from ``index`` on ("localhost/cuda:0-3"), but one CPU.
         """
         names = [device.name for device in offer.devices]
         if not kind:
@@ -106,7 +107,8 @@ class Registry:
         host = offer.address.rpartition(":")[0].lower()
         if self._single_host or host in _LOCAL:
             host = "localhost"
-        return f"{host}/{kind}:{index}"
+        last = f"-{index + count - 1}" if kind == "cuda" and count > 1 else ""
+        return f"{host}/{kind}:{index}{last}"
 
     def start(self, interval: float = 5.0) -> None:
         """Checks the health of all services every ``interval`` seconds from now on."""

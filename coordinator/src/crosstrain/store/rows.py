@@ -71,6 +71,15 @@ class NewJob:
     verdict_stage: VerdictStage = VerdictStage.NONE
 
 
+def devices_of(key: str) -> frozenset[str]:
+    """The single devices of a key: "localhost/cuda:0-1" are "localhost/cuda:0" and "localhost/cuda:1"."""
+    name, _, numbers = key.rpartition(":")
+    first, dash, last = numbers.partition("-")
+    if not (dash and first.isdecimal() and last.isdecimal()):
+        return frozenset({key})
+    return frozenset(f"{name}:{number}" for number in range(int(first), int(last) + 1))
+
+
 @dataclass(frozen=True)
 class RunPlace:
     """What scheduling needs to know of a run."""
@@ -90,7 +99,7 @@ class RunPlace:
     @property
     def device_keys(self) -> frozenset[str]:
         """All devices that the run uses."""
-        return self.group_keys | {self.device_key}
+        return self.group_keys | devices_of(self.device_key)
 
     @property
     def ended(self) -> bool:

@@ -7,8 +7,8 @@ for float64 runs), so that its own rounding does not count. The bound of a sum o
 
 with u the unit roundoff of the run's type: the same operation applied to absolute values. It grows with
 sqrt(n) and not with n since roundings are as often up as down (Higham and Mary 2019); 8 u covers the few
-roundings of conversions, scaling and adding the bias where n is small. Operations that only choose or copy
-have the bound 0.
+roundings of conversions, scaling and adding the bias where n is small. The smallest normal number is added: below it
+results lose digits. Operations that only choose or copy have the bound 0.
 
 Errors that come in with the input (:attr:`Bounded.error`) are carried on to first order, which makes bounds
 of whole networks from those of their layers.
@@ -108,18 +108,18 @@ def forward(
     if isinstance(layer, Dense):
         absolute = _absolute(layer, params)
         size, _ = layer.forward(np.abs(x.value), absolute, train)
-        error = arithmetic.sum_of(_fan_in(layer, params)) * size
+        error = arithmetic.sum_of(_fan_in(layer, params)) * size + arithmetic.tiny
         if carried:
             bias = layer.name + ".bias"
             without = {**absolute, bias: np.zeros_like(absolute[bias])} if layer.bias else absolute
             error = error + layer.forward(x.error, without, train)[0]
     elif isinstance(layer, Pool) and layer.kind == "average":
         size, _ = layer.forward(np.abs(x.value), params, train)
-        error = arithmetic.sum_of(math.prod(layer.kernel)) * size
+        error = arithmetic.sum_of(math.prod(layer.kernel)) * size + arithmetic.tiny
         if carried:
             error = error + layer.forward(x.error, params, train)[0]
     elif isinstance(layer, Dropout):
-        error = arithmetic.floor * np.abs(y) if trace.mask is not None else np.zeros_like(y)
+        error = arithmetic.floor * np.abs(y) + arithmetic.tiny if trace.mask is not None else np.zeros_like(y)
         if carried:
             error = error + layer.forward(x.error, params, train, mask)[0]
     elif isinstance(layer, BatchNorm):
@@ -162,22 +162,23 @@ def backward(
         inputs = params[layer.name + ".weight"].size // params[layer.name + ".weight"].shape[1]
         bounded = {}
         for name, value in gradients.items():
-            error = arithmetic.sum_of(outputs) * sizes[1][name] + carried[1][name]
+            error = arithmetic.sum_of(outputs) * sizes[1][name] + carried[1][name] + arithmetic.tiny
             if name.endswith(".weight") and np.any(moved):
                 error = error + layer.backward(largest, trace._replace(x=moved), absolute)[1][name]
             bounded[name] = Bounded(value, error)
-        return Bounded(dx, arithmetic.sum_of(inputs) * sizes[0] + carried[0]), bounded
+        return Bounded(dx, arithmetic.sum_of(inputs) * sizes[0] + carried[0] + arithmetic.tiny), bounded
     if isinstance(layer, Pool):
         overlap = math.prod([-(-k // s) for k, s in zip(layer.kernel, layer.stride, strict=True)])
         error = layer.backward(incoming, trace, params)[0]
         if layer.kind == "average" or overlap > 1:
-            error = error + arithmetic.sum_of(overlap) * layer.backward(np.abs(dy.value), trace, params)[0]
+            sizes_of = layer.backward(np.abs(dy.value), trace, params)[0]
+            error = error + arithmetic.sum_of(overlap) * sizes_of + arithmetic.tiny
         if layer.kind == "max" and np.any(moved):
             error = error + _open_windows(layer, trace.x, moved, largest)
         return Bounded(dx, error), {}
     error = layer.backward(incoming, trace, params)[0]
     if isinstance(layer, Dropout) and trace.mask is not None:
-        error = error + arithmetic.floor * np.abs(dx)
+        error = error + arithmetic.floor * np.abs(dx) + arithmetic.tiny
     if isinstance(layer, Relu) and np.any(moved):
         error = np.where((np.abs(trace.x) <= moved) & (moved > 0), largest, error)
     return Bounded(dx, error), {}
