@@ -49,6 +49,7 @@ def probe(
     service.training.Probe(_request(service, engine, cases, execution, run_id), timeout=120)
     outcomes = {case.name: Outcome() for case in cases}
     order = [case.name for case in cases]
+    wanted = {case.name: len(case.steps) for case in cases}
     at = 0
     for event in service.watch(run_id, PROBE_SECONDS):
         if event.WhichOneof("event") == "probe_recorded":
@@ -64,7 +65,7 @@ def probe(
                 outcomes[item.case_id].records[item.step] = service.tensors(item.digest)
         elif event.WhichOneof("event") == "state_changed" and event.state_changed.HasField("error"):
             for name in order[at:]:
-                if not outcomes[name].records:
+                if len(outcomes[name].records) < wanted[name]:
                     outcomes[name].error = f"the run failed: {_said(event.state_changed.error)}"
     for name in order[at:]:
         yield name, outcomes[name]

@@ -5,19 +5,22 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from compare.causes import data_faults, layer_faults, update_faults
+from compare.causes import data_faults, layer_faults, rank_faults, update_faults
 
 from crosstrain.compare.causes import CONVENTIONS, explain
 from crosstrain.compare.certificate import certify
 from crosstrain.compare.testing import Simulated
 
-FAULTS: dict[str, tuple[Any, Any]] = {**layer_faults.FAULTS, **data_faults.FAULTS, **update_faults.FAULTS}
+FAULTS: dict[str, tuple[Any, Any]] = {
+    **layer_faults.FAULTS, **data_faults.FAULTS, **update_faults.FAULTS, **rank_faults.FAULTS,
+}  # fmt: skip
 
 #: Conventions that give the same numbers on the example's data and are therefore named along with it.
 SAME = {
     "loss.summed": {"gradient.summed_over_ranks"},
     "input.scale_255": {"input.rescaled"},
     "precision.tf32": {"precision.float16"},
+    "parallel.masks_of_one_rank": {"dropout.own_mask"},
 }
 
 
@@ -37,6 +40,16 @@ def test_convention_is_named(name: str) -> None:
     assert causes[0].ratio <= 1 < max(check.ratio for check in certificate.failed)
     covered = {*causes[0].checks, *causes[0].consequences}
     assert covered == set(certificate.failed)
+
+
+@pytest.mark.parametrize("name", rank_faults.STEPS)
+def test_weights_of_samples_are_named_from_the_update_alone(name: str) -> None:
+    problem, engine = rank_faults.STEPS[name]
+    records = engine(problem).records()
+    certificate = certify(problem, records)
+    assert {check.kind.split(",")[0] for check in certificate.failed} == {"update", "state"}
+    causes = explain(problem, records, certificate)
+    assert [cause.ids for cause in causes] == [(name,)], [(cause.ids, cause.also, cause.where) for cause in causes]
 
 
 @pytest.mark.parametrize("name", FAULTS)

@@ -30,7 +30,7 @@ def patching(*patches):
 
 def on_loss(function):
     """A plant with another loss: ``function(logits, labels)`` gives a scalar."""
-    return patching((adapter.functional, "cross_entropy", function))
+    return patching((functional, "cross_entropy", function))
 
 
 def on_relu(function):
