@@ -10,14 +10,17 @@ from dataclasses import dataclass, field
 
 import grpc
 
+from crosstrain.compare.freerun.traces import LossTrace
 from tests.conformance.suite import Outcome
 from tests.fault_suite.runs import faulty_service, probe
 from tests.support.catalogue import EngineId
-from tests.support.service import Service, ServiceUnavailable, features
+from tests.support.service import RunFailed, Service, ServiceUnavailable, features
 
 from . import faults, scoring
-from .nets import Sampled
+from .nets import TRAINED, Sampled
 from .plan import FaultTask, Plan, Task, fault_tasks, plan
+from .strategies import ALONE, Strategy
+from .trained import train
 
 Say = Callable[[str], None]
 
@@ -142,12 +145,14 @@ class Execution:
             self.report(f"{engine}: declares nothing to run on several ranks")
             return
         alone = {name: judged for name, (judged, _) in self._task(service, engine, found.alone).items()}
+        traces: dict[str, LossTrace | str] = {}
         for task in found.tasks:
             with self._lock:
                 self.results.refused += [(str(engine), task.strategy.title, *item) for item in task.refused.items()]
             judged = self._task(service, engine, task)
             parities = [scoring.compare(str(engine), task.strategy, case, alone[name], spread)
                         for name, (spread, case) in judged.items()]  # fmt: skip
+            parities += self._trained(service, engine, task, traces, alone, judged)
             with self._lock:
                 self.results.parity += parities
             good = sum(parity.holds for parity in parities)
@@ -155,6 +160,30 @@ class Execution:
             for parity in parities:
                 for line in parity.details:
                     self.report(f"  {parity.case}: {line}")
+
+    def _trained(
+        self,
+        service: Service,
+        engine: EngineId,
+        task: Task,
+        traces: dict[str, LossTrace | str],
+        alone: dict[str, scoring.Judged],
+        spread: dict[str, tuple[scoring.Judged, Sampled]],
+    ) -> list[scoring.Parity]:
+        """A real training run on these ranks and, the first time, on one."""
+        case = next((case for case in task.cases if case.name == TRAINED), None)
+        if case is None:
+            return []
+        strategies = [Strategy("1 rank", ALONE)] if TRAINED not in traces else []
+        for strategy in [*strategies, task.strategy]:
+            run_id = f"{_plain(engine.name)}-{_plain(strategy.title)}-train"
+            try:
+                found: LossTrace | str = train(service, engine.name, case, strategy.execution, run_id)
+            except (grpc.RpcError, RunFailed) as error:
+                found = str(error)
+            traces[TRAINED if strategies and strategy is strategies[0] else strategy.title] = found
+        return [scoring.compare_runs(str(engine), task.strategy, case, (alone[TRAINED], traces[TRAINED]),
+                                     (spread[TRAINED][0], traces[task.strategy.title]))]  # fmt: skip
 
     def _task(self, service: Service, engine: EngineId, task: Task) -> dict[str, tuple[scoring.Judged, Sampled]]:
         cases = {case.name: case for case in task.cases}

@@ -19,6 +19,8 @@ from tests.conformance.cases.builder import Case, case, conv, pool
 from tests.support.jobs import digits, network
 
 BATCH = 13
+#: The case that is trained for real as well.
+TRAINED = "clip_decay"
 MOMENTUM = Rule("sgd", momentum=0.9, nesterov=False)
 _DROP = (0.1, 0.1, 0.1, 0.02, 0.02, 0.02)
 

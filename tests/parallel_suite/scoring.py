@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass, field
 
 from crosstrain.compare.certificate import NotComparable, certify
+from crosstrain.compare.freerun.traces import LossTrace
 from crosstrain.compare.verdict import EngineEvidence
 from tests.conformance.suite import Outcome
 from tests.fault_suite.verdicts import document, evidence
@@ -68,3 +70,22 @@ def compare(engine: str, strategy: Strategy, case: Sampled, alone: Judged, sprea
     own, pair = found["engines"][1], found["pairs"][0]
     details = () if own["verdict"] in SAME and pair["verdict"] in SAME else (own["sentence"], pair["sentence"])
     return Parity(engine, strategy.title, case.name, own["verdict"], pair["verdict"], spread.worst, details)
+
+
+def compare_runs(
+    engine: str,
+    strategy: Strategy,
+    case: Sampled,
+    alone: tuple[Judged, LossTrace | str],
+    spread: tuple[Judged, LossTrace | str],
+) -> Parity:
+    """The verdict on training runs on several ranks and on one, with what was recorded of the case's steps."""
+    joined = []
+    for judged, trace in (alone, spread):
+        if isinstance(trace, str):
+            joined.append(Judged(None, error=trace))
+        elif judged.evidence is None:
+            joined.append(judged)
+        else:
+            joined.append(dataclasses.replace(judged, evidence=dataclasses.replace(judged.evidence, trace=trace)))
+    return dataclasses.replace(compare(engine, strategy, case, *joined), case=f"{case.name}, trained")

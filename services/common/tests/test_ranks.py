@@ -9,7 +9,7 @@ import numpy as np
 import psutil
 import pytest
 
-from crosstrain_protos.v1 import run_pb2, service_pb2, training_pb2
+from crosstrain_protos.v1 import errors_pb2, run_pb2, service_pb2, training_pb2
 from crosstrain_service import weights
 from support import Service, curve
 
@@ -169,6 +169,18 @@ def test_an_error_of_one_rank_ends_all_and_names_it(service):
     assert error.message.startswith("rank 1: ") and "kernel image is invalid" in error.message
     assert time.time() - begin < 15
     assert max(event.attempt for event in events) == 1
+
+
+def test_ranks_that_drift_apart_are_found_at_the_next_checkpoint(service):
+    spec = parallel(service.spec(30), 2)
+    spec.execution.checkpoint_every_steps = 3
+    service.train("drifts", "drifting-rank", spec)
+    events = list(service.watch("drifts"))
+    last = events[-1].state_changed
+    assert last.state == run_pb2.RUN_STATE_FAILED and last.error.reason == errors_pb2.ERROR_REASON_RANK_DIVERGED
+    assert "after step 5, rank 1 holds other values of dense2.bias than rank 0" in last.error.message
+    saved = [event.checkpoint_saved for event in events if event.WhichOneof("event") == "checkpoint_saved"]
+    assert [item.next_step for item in saved] == [3]
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])

@@ -5,6 +5,7 @@ ENGINES = {
     "one-process": "crosstrain_ranks.engine:OneProcessEngine",
     "raising-rank": "crosstrain_ranks.engine:RaisingEngine",
     "killed-rank": "crosstrain_ranks.engine:KilledEngine",
+    "drifting-rank": "crosstrain_ranks.engine:DriftingEngine",
 }
 
 

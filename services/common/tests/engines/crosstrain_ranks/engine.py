@@ -108,3 +108,15 @@ class KilledEngine(RanksEngine):
         if batch.step == 7 and self._ranks.rank == 1 and self._ranks.size == 3:
             os.kill(os.getpid(), signal.SIGKILL)
         return super()._step(batch)
+
+
+class DriftingEngine(RanksEngine):
+    """Rank 1 changes its parameters by itself after step 4."""
+
+    name = "drifting-rank"
+
+    def _step(self, batch):
+        found = super()._step(batch)
+        if batch.step == 4 and self._ranks.rank == 1:
+            self.load_parameters({name: value + (name == "dense2.bias") for name, value in self.parameters().items()})
+        return found

@@ -1,0 +1,95 @@
+"""The shorter form of the suite: some engines and strategies hold, all faults in one engine are named."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from crosstrain_service.capabilities import EXACT, FEATURES, UNSUPPORTED, Feature
+from tests.support.catalogue import choose
+
+from . import table
+from .execute import Execution, Results
+from .faults import DIVERGED, FAULTS, Fault, Score
+from .nets import Sampled, cases
+from .plan import fault_tasks, plan
+from .scoring import Parity
+from .strategies import strategies
+
+pytestmark = pytest.mark.timeout(600)
+
+ENGINE = "torch"
+#: (engine, text that the strategy's title holds) of the shorter form.
+CHOSEN = ((ENGINE, "data 2, native"), (ENGINE, "tensor 2 x pipeline 2"), ("caffe", "data 3, mpi"))
+
+
+def _small() -> tuple[Sampled, ...]:
+    return tuple(case for case in cases() if not case.name.startswith("cnn"))
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)
+
+
+@pytest.mark.parametrize(("engine", "title"), CHOSEN)
+def test_ranks_compute_what_one_does(engine: str, title: str) -> None:
+    results = Execution(_say, _small(), title).run(choose(engine), 1)
+    if results.missing:
+        pytest.skip("; ".join(results.missing.values()))
+    if not results.parity:
+        pytest.skip("; ".join(reason for _, _, reason in results.undeclared))
+    assert [(item.case, item.details) for item in results.parity if not item.holds] == []
+    assert {item.case for item in results.parity} >= {"clip_decay", "adam", "one_sample", "clip_decay, trained"}
+
+
+@pytest.fixture(scope="module")
+def planted() -> Results:
+    """All faults in one engine."""
+    return Execution(_say, (), "data 2, native").run_faults(choose(ENGINE), FAULTS, 1)
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.title)
+def test_fault_is_named(fault: Fault, planted: Results) -> None:
+    if planted.missing:
+        pytest.skip("; ".join(planted.missing.values()))
+    (score,) = [item for item in planted.scores if item.fault == fault]
+    assert not score.error
+    assert score.named, (score.found, score.details)
+
+
+def _declared(*names: str) -> dict[str, Feature]:
+    known = {name for name in FEATURES if not name.startswith(("parallel.", "execution.accumulation"))}
+    return {name: Feature(EXACT if name in known or name in names else UNSUPPORTED, "not here") for name in FEATURES}
+
+
+def test_only_what_is_declared_is_planned() -> None:
+    found = plan("reference", "reference", _declared("parallel.data", "parallel.mpi"))
+    assert [task.strategy.title for task in found.tasks] == ["data 2, mpi", "data 3, mpi", "data 4, mpi"]
+    assert found.missing["tensor 2"] == "parallel.native (not here); parallel.tensor (not here)"
+    assert set(found.tasks[0].refused) == {"batch_norm"}
+    assert {case.name for case in found.alone.cases} == {case.name for case in cases()} - {"batch_norm"}
+    assert len(found.tasks) + len(found.missing) == len(list(strategies()))
+
+
+def test_faults_that_end_a_run_have_runs_of_their_own() -> None:
+    (task,) = fault_tasks("reference", "reference", _declared("parallel.data", "parallel.native"), FAULTS)
+    groups = list(task.groups())
+    assert all(len(group) == 1 for group in groups[1:])
+    assert [fault for group in groups for fault in group if fault.name == DIVERGED] == [
+        fault for group in groups[1:] for fault in group]  # fmt: skip
+    assert not any(fault.package or fault.network == "norm" for fault in task.faults)
+
+
+def test_counting() -> None:
+    """A mismatch, and a fault that is missed or named otherwise, lower the result."""
+    good = Parity("a@1", "data 2", "cnn2", "ROUNDING", "IDENTICAL")
+    named = Score(FAULTS[0], "a@1", "data 2, mpi", True, (FAULTS[0].name,))
+    assert table.Summary(Results([good], [named])).passed
+    bad = dataclasses.replace(good, pair="MISMATCH", details=("other|values",))
+    other = dataclasses.replace(named, found=(FAULTS[0].name, "unknown"))
+    missed = dataclasses.replace(named, caught=False, found=())
+    results = Results([good, bad], [named, other, missed])
+    assert (table.Summary(results).line, table.Summary(results).passed) == ("parity 1/2 faults 1/3", False)
+    assert "other\\|values" in table.markdown(results)
+    assert not table.Summary(Results()).passed
