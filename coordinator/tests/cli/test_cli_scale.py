@@ -78,7 +78,10 @@ def test_speed_up_is_paired_by_repeat_and_leaves_out_first_steps_and_failures() 
     assert four.efficiency == pytest.approx(0.625)
     assert four.sync_share == pytest.approx(0.25)
     assert four.backend == "mpi"
+    # One repeat of 4 ranks has no interval.
     assert "Fastest: torch@1 on 4 ranks" in best(rows)
+    assert "is not shown by so few repeats" in best(rows)
+    assert best(rows[:2]) == "Fastest: torch@1 on 2 ranks, 14 samples/s."
 
 
 @pytest.mark.parametrize("verdict", ["MISMATCH", "INCONCLUSIVE", ""])

@@ -154,7 +154,11 @@ def best(rows: list[ScaleRow]) -> str:
     fastest = max(known, key=lambda row: row.throughput.mean if row.throughput else 0.0)
     assert fastest.throughput is not None
     ranks = f"{fastest.ranks} rank{'s' if fastest.ranks > 1 else ''}"
-    return f"Fastest: {fastest.engine}@{fastest.version} on {ranks}, {fastest.throughput.mean:.0f} samples/s."
+    told = f"Fastest: {fastest.engine}@{fastest.version} on {ranks}, {fastest.throughput.mean:.0f} samples/s"
+    gain = fastest.speed_up
+    if not fastest.base and (gain is None or gain.low is None or gain.low <= 1):
+        return f"{told}; that it gains anything is not shown by so few repeats."
+    return f"{told}."
 
 
 def _row(row: ScaleRow) -> list[Any]:

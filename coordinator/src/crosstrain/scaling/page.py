@@ -69,12 +69,15 @@ def chart(rows: Sequence[ScaleRow]) -> dict[str, Any]:
         color="#9aa0a6", strokeDash=[4, 4], strokeWidth=1.5
     )
     x = alt.X("ranks:Q", title="Ranks", axis=alt.Axis(values=counts, format="d"), scale=alt.Scale(nice=False))
-    y = alt.Y("speed_up:Q", title=f"Speed-up against {base} rank{'s' if base > 1 else ''}", scale=alt.Scale(zero=True))
+    # An interval of two repeats can be a thousand times as wide as its mean: what is beyond the axis is cut off.
+    top = 1.25 * max([counts[-1] / base, *(row.speed_up.mean for row in rows if row.speed_up is not None)])
+    title = f"Speed-up against {base} rank{'s' if base > 1 else ''}"
+    y = alt.Y("speed_up:Q", title=title, scale=alt.Scale(domain=[0, top], nice=False))
     colour = alt.Color("engine:N", title=None, scale=alt.Scale(domain=series, range=_COLOURS[: len(series)] * 9))
     own = alt.Chart(alt.InlineData(values))
     layers = [
         ideal.encode(x=x, y=y),
-        own.mark_rule(strokeWidth=1.5).encode(x=x, y=alt.Y("low:Q", title=""), y2="high:Q", color=colour),
+        own.mark_rule(strokeWidth=1.5, clip=True).encode(x=x, y=alt.Y("low:Q", title=""), y2="high:Q", color=colour),
         own.mark_line(strokeWidth=1.5).encode(x=x, y=y, color=colour),
         own.transform_filter("datum.same").mark_point(filled=True, size=70, opacity=1).encode(x=x, y=y, color=colour),
         own.transform_filter("!datum.same").mark_point(filled=False, size=70, strokeWidth=2).encode(
