@@ -1,4 +1,8 @@
-"""``python -m tests.parallel_suite``: N ranks against one, everywhere, and planted faults; ends with one line of counts."""
+"""``python -m tests.parallel_suite``: N ranks against one in every engine, and faults between ranks.
+
+Prints progress and ends with one line of counts. ``--only``, ``--strategy`` and the like run a part, which writes no
+documentation.
+"""
 
 from __future__ import annotations
 

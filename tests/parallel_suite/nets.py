@@ -8,12 +8,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from crosstrain.compare.certificate.platform_streams import Data
 from crosstrain_service import capabilities, weights
-from crosstrain_service.model import BatchNorm, Dense, Flatten, LocalResponseNorm, Model, Relu
+from crosstrain_service.model import BatchNorm, Dense, Flatten, Layer, LocalResponseNorm, Model, Relu
 from crosstrain_service.training import Execution, Rule, WeightDecay
 from tests.conformance.cases.builder import Case, case, conv, pool
 from tests.support.jobs import digits, network
@@ -60,12 +61,12 @@ def _built_in(name: str, model: Model, samples: int, recorded: tuple[int, ...]) 
     return _sampled(made, recorded)
 
 
-def _small(name: str, layers: list, *, samples: int = 34, shape: tuple[int, ...] = (2, 8, 8), **options: object) -> Sampled:
-    made = case(name, "", shape, layers, classes=4, samples=samples, batch=BATCH, steps=6, **options)  # type: ignore[arg-type]
+def _small(name: str, layers: list[Layer], *, samples: int = 34, **options: Any) -> Sampled:
+    made = case(name, "", (2, 8, 8), layers, classes=4, samples=samples, batch=BATCH, steps=6, **options)
     return _sampled(made, (0, 2, 5))
 
 
-def layers() -> list:
+def layers() -> list[Layer]:
     """A convolution with pooling, and two dense layers."""
     return [conv("conv1", 6, 3, begin=1), Relu("relu1"), pool("pool1", "max", 2, 2), Flatten("flatten"),
             Dense("dense1", 12), Relu("relu2"), Dense("dense2", 4)]  # fmt: skip

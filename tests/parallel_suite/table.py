@@ -86,7 +86,8 @@ def markdown(results: Results) -> str:
                              for name in dict.fromkeys(sorted(item.pair for item in members)))  # fmt: skip
         worst = max(item.worst for item in members)
         wrong = "; ".join(f"{item.case}: {' '.join(item.details)}" for item in members if not item.holds)
-        lines.append(f"| {engine} | {strategy} | {good} of {len(members)} | {verdicts} | {worst:.2f} | {_cell(wrong)} |")
+        counts = f"{good} of {len(members)} | {verdicts} | {worst:.2f}"
+        lines.append(f"| {engine} | {strategy} | {counts} | {_cell(wrong)} |")
     lines += ["", "| fault on two ranks | must be named | caught and named in | otherwise |", "|---|---|---|---|"]
     planted: dict[str, list[Score]] = defaultdict(list)
     for score in results.scores:

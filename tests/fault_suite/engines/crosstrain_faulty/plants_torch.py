@@ -8,7 +8,6 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-import crosstrain_torch.engine as adapter
 import crosstrain_torch.layers as adapter_layers
 
 from .plant import Plant, replaced

@@ -77,7 +77,8 @@ class _Local(Wrapped):
         for name in found[0][1]:
             addends = [own[name] for _, own in found]
             value = np.sum([item.value for item in addends], axis=0)
-            rounding = settings.arithmetic.sum_of(len(addends)) * np.sum([np.abs(item.value) for item in addends], axis=0)
+            sizes = np.sum([np.abs(item.value) for item in addends], axis=0)
+            rounding = settings.arithmetic.sum_of(len(addends)) * sizes
             gradients[name] = Bounded(value, sum(np.asarray(item.error) for item in addends) + rounding)
         return _joined([dx for dx, _ in found]), gradients
 

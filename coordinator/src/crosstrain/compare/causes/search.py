@@ -222,7 +222,8 @@ def _singles(place: UpdatePlace, small: UpdatePlace, only: Collection[Ids] | Non
 
 def _pairs(place: UpdatePlace, small: UpdatePlace, only: Collection[Ids] | None) -> list[Match]:
     # Which rank did not do its part are many alternatives; with a second departure they stay unknown.
-    conventions = [item for item in of_stage("update") if item.id != "optimizer.other_rule" and item.family != "parallel"]
+    alone = ("optimizer.other_rule", "parallel.skipped_rank")
+    conventions = [item for item in of_stage("update") if item.id not in alone]
     start = place.canonical()
     singles = {item.id: list(_varied(item, "update", start, small)) for item in conventions}
     found = []

@@ -79,9 +79,8 @@ class Start:
     """What an update starts from: the engine's parameters, gradients and state, in the checking type.
 
     ``errors`` bounds how far the gradients that were used may be from these; ``highest`` holds the largest second
-    moment
-    that was recorded before, by parameter (for AMSGrad); ``ahead`` gives gradients at other parameters, ``weighted`` those
-    of weighted samples, at the picked elements.
+    moment that was recorded before, by parameter (for AMSGrad); ``ahead`` gives gradients at other parameters,
+    ``weighted`` those of weighted samples, at the picked elements.
     A start may be ``sampled``: then ``full`` is the whole one, which norms are taken of.
     """
 
