@@ -4,8 +4,8 @@ the overhead of Crosstrain.
 Two 3x3 convolutions (32, 64) with ReLU and 2x2 max-pool, dense 128 with ReLU, dense 10; SGD 0.05 with momentum 0.9.
 Every rank computes its share of a batch, and an operation of Theano's graph adds the gradients of all. Rank 0 prints
 one JSON line: ``step_seconds`` (a step includes fetching its batch and reading its loss), ``first_step_seconds`` (from
-the start of the process to the end of the first step) and the last loss. ``--canonical-ops``: see keras_theano_cnn2.py. Compiled
-modules are kept below ``~/.theano``, in a folder for every rank.
+the start of the process to the end of the first step) and the last loss. ``--canonical-ops``: see keras_theano_cnn2.py.
+Compiled modules are kept below ``~/.theano``, in a folder for every rank.
 
     mpiexec.gforker -n 2 python keras_theano_mpi_cnn2.py train.npz --steps 200 --threads 1 --canonical-ops
 """
