@@ -18,7 +18,8 @@ from crosstrain.client import Client
 from .docker import compose_command, docker, inspect, run
 from .images import ROOT
 
-PROJECT = "crosstrain-e2e"
+#: Another name lets two of these test runs go on one daemon.
+PROJECT = os.environ.get("CROSSTRAIN_E2E_PROJECT", "crosstrain-e2e")
 #: Services of compose.yaml by the name under which they register.
 SERVICES = {
     "reference": "reference", "torch": "torch", "tensorflow-2.21": "tensorflow", "tensorflow-2.12": "tensorflow-2.12",

@@ -86,7 +86,7 @@ def test_a_run_goes_on_in_the_next_container(
     (losses,) = curves(events)[0].values()
     assert sorted(losses) == list(range(STEPS)), "one record per step"
     assert run.steps()["loss"].tolist() == expected.steps()["loss"].tolist(), "the curve is that of an undisturbed run"
-    resumed = next(event.attempt_started.resume_step for event in run.events if event.attempt == 2)
+    resumed = [event.attempt_started.resume_step for event in run.events if event.HasField("attempt_started")][-1]
     assert resumed > 0, "it began again"
     stack.wait_healthy(service)
     report(f"{engine}: resumed at step {resumed} of {STEPS}; its container was away after {gone:.1f} s")
