@@ -38,13 +38,16 @@ class HorovodRanks:
     local = 1
 
     def __init__(self, execution: Execution) -> None:
-        address, port = surroundings.rendezvous(execution)
-        if execution.ranks.rank == 0:
-            _serve(address, port)
-        _await(address, port)
         import horovod.tensorflow as hvd
 
-        hvd.init()
+        # The processes stay together for the engines that follow: what they left in the store would lead them astray
+        # if they met anew.
+        if not hvd.is_initialized():
+            address, port = surroundings.rendezvous(execution)
+            if execution.ranks.rank == 0:
+                _serve(address, port)
+            _await(address, port)
+            hvd.init()
         self._hvd = hvd
         self.count = hvd.size()
         self.first = hvd.rank()
@@ -76,8 +79,7 @@ class HorovodRanks:
         return [variable]
 
     def close(self) -> None:
-        """Ends Horovod."""
-        self._hvd.shutdown()
+        """Nothing: Horovod ends with the process."""
 
 
 def _serve(address: str, port: int) -> None:
