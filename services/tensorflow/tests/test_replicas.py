@@ -1,4 +1,4 @@
-"""Data parallel on several devices of one process computes what one device computes."""
+"""Several ranks in one process compute what one computes."""
 
 import numpy as np
 import oracle
@@ -105,3 +105,60 @@ def test_a_checkpoint_of_two_ranks_goes_on_with_three(kind):
     again.train(ListLoop(batches[3:]))
     for name, value in again.parameters().items():
         np.testing.assert_array_equal(value, whole.parameters()[name])
+
+
+@pytest.mark.parametrize("ranks", [{"tensor": 2}, {"pipeline": 2}, {"tensor": 2, "pipeline": 2}], ids=str)
+def test_placed_layers_compute_what_one_device_computes(ranks):
+    plainly = oracle.engine_class("tensorflow")
+    settings = oracle.training(oracle.RULES["adam"], **EVERYTHING)
+    assert deviation(plainly, DROPPED, settings, ranks) < 1e-12
+
+
+def test_tensor_ranks_normalise_and_change_their_number():
+    plainly = oracle.engine_class("tensorflow")
+    settings = oracle.training(oracle.RULES["adam"])
+    assert deviation(plainly, NORMED, settings, {"tensor": 3}) < 1e-12
+    batches = batches_of(DROPPED)
+    first = build(plainly, DROPPED, settings, {"tensor": 2})
+    first.train(ListLoop(batches[:2]))
+    state = first.state()
+    first.train(ListLoop(batches[2:]))
+    for ranks in (1, {"tensor": 3}):
+        other = build(plainly, DROPPED, settings, ranks)
+        other.load_state(state)
+        other.train(ListLoop(batches[2:]))
+        assert distance(first.parameters(), other.parameters()) < 1e-12
+
+
+def test_accumulation():
+    plainly = oracle.engine_class("tensorflow")
+    settings = oracle.training(oracle.RULES["adam"], **EVERYTHING)
+    found = []
+    for ranks, steps in ((1, 1), (1, 4), (2, 3)):
+        engine = build(plainly, DROPPED, settings, ranks, accumulation_steps=steps)
+        engine.train(ListLoop(batches_of(DROPPED)))
+        found.append(engine.parameters())
+    assert max(distance(found[0], other) for other in found[1:]) < 1e-12
+
+
+@pytest.mark.parametrize("fault", ["mean of means", "sum", "divided twice", "local norm"])
+def test_faults_show(fault, monkeypatch):
+    """The comparison above would notice the usual mistakes."""
+    from crosstrain_tensorflow import engine, operations
+
+    model = NORMED if fault == "local norm" else SMALL
+    wrong = {
+        "mean of means": lambda value, share: value / share.rows / 2,
+        "sum": lambda value, share: value,
+        "divided twice": lambda value, share: value / share.total / 2,
+    }
+    if fault == "local norm":
+        def local(x, share):
+            moments = operations.tf.nn.moments(x, list(range(len(x.shape) - 1)))
+            return moments + (operations.tf.constant(1.0, x.dtype),)
+
+        monkeypatch.setattr(operations, "moments_of_shares", local)
+    else:
+        monkeypatch.setattr(engine, "scaled", wrong[fault])
+    settings = oracle.training(oracle.RULES["momentum"])
+    assert deviation(oracle.engine_class("tensorflow"), model, settings, 2) > 1e-6

@@ -69,6 +69,13 @@ def refusal(engine: str, model: Model, training: Training, execution: Execution)
         return "batch norm over a whole batch that is computed in parts"
     if parallel.ranks == 1:
         return ""
+    if parallel.tensor * parallel.pipeline > 1:
+        if parallel.backend != "native" or execution.ranks.members > 1:
+            return "tensor or pipeline parallel over several processes: one places layers on its devices"
+        if parallel.pipeline > 1 and parallel.micro_batches != 1 and normed and not execution.native:
+            return "batch norm over a whole batch that is computed in micro-batches; choose micro_batches 1"
+        if parallel.tensor > 1 and execution.native:
+            return "tensor parallel with Keras's optimizers; choose canonical semantics"
     if execution.compiler == "xla":
         return "XLA on several ranks: it compiles a step for one device"
     if parallel.local_batch_norm and not execution.native:

@@ -12,10 +12,11 @@ from crosstrain_service.engine import Arrays, Batch, Engine, EngineInfo, Interme
 from crosstrain_service.model import Dropout, Model
 from crosstrain_service.training import Execution, Training
 
-from . import device, features, precision
+from . import device, features, placement, precision
 from .layout import Layout
 from .model import Network, Pass
 from .optimizer import CanonicalUpdate, NativeUpdate, read_state, write_state
+from .placement import Placement
 from .replicas import data_ranks, together
 from .shares import Share, loss_sum, pieces, scaled
 
@@ -45,18 +46,21 @@ class TensorFlowEngine(Engine):
         self._layout = Layout(model)
         self._masked = [] if execution.native else [layer.name for layer in model.layers_of(Dropout)]
         self._replicas = data_ranks(execution)
+        parallel = execution.parallel
+        self._placed = Placement(model, execution) if parallel.tensor * parallel.pipeline > 1 else None
         self._steps = 0
         self._skipped = 0
         self._bytes_per_step = self._reduced_per_step(model)
         with self._replicas.scope() if self._replicas is not None else tf.device(self._device):
             self._network = Network(model, self._layout, self._dtype, execution.native, training.seed,
-                                    execution.parallel.local_batch_norm, compute)
+                                    execution.parallel.local_batch_norm, compute, self._placed)
             self._variables = self._network.variables_by_name
             update = NativeUpdate if execution.native else CanonicalUpdate
-            self._update = update(self._variables, training)
+            self._update = update(self._variables, training, self._placed is not None)
             self._scale = precision.LossScale() if compute == tf.float16 else None
         # One rank that computes its batch at once takes the mean, as everybody does; the others add sums up.
-        self._whole = self._replicas is None and execution.accumulation_steps == 1
+        self._pieces = execution.accumulation_steps * (self._placed.micro_batches if self._placed is not None else 1)
+        self._whole = self._replicas is None and self._pieces == 1
         compiled = True if execution.compiler == "xla" else None
         self._step = tf.function(self._training_step, jit_compile=compiled, autograph=False)
         self._logits = tf.function(self._evaluation, jit_compile=compiled, autograph=False, reduce_retracing=True)
@@ -101,30 +105,36 @@ class TensorFlowEngine(Engine):
         """Loss as :meth:`_rank_step` gives it, and this share's addend of the gradients (scaled in float16)."""
         losses: List[tf.Tensor] = []
         gradients: List[tf.Tensor] = []
-        for piece in pieces(share, self._execution.accumulation_steps):
-            # One after the other, so that the activations of one are in memory at a time.
-            with tf.control_dependencies(gradients):
+        for piece in pieces(share, self._pieces):
+            # One after the other, so that the activations of one are in memory at a time; a pipeline wants several.
+            with tf.control_dependencies(gradients if self._placed is None else []):
                 loss, found = self._piece(piece, not losses)
             losses.append(loss)
             gradients = [one + other for one, other in zip(gradients, found)] if gradients else found
         return tf.add_n(losses), gradients
 
     def _piece(self, share: Share, with_penalty: bool) -> Tuple[tf.Tensor, List[tf.Tensor]]:
+        run = Pass(training=True, update_statistics=True, masks=share.masks, step=self._iterations(), share=share)
+        if self._placed is not None:
+            loss, _, found = placement.differentiate(
+                self._network, self._placed, run, share.x, lambda logits: self._losses(logits, share, []),
+                self._variables)
+            return loss, [found[name] for name in self._variables]
         with tf.GradientTape() as tape:
-            run = Pass(training=True, update_statistics=True, masks=share.masks, step=self._iterations(), share=share)
             logits = self._network(share.x, run)
-            penalties = self._update.penalty() if with_penalty else []
-            if self._whole:
-                loss = mean_cross_entropy(logits, share.labels)
-                total = tf.add_n([loss] + penalties)
-            else:
-                loss = loss_sum(logits, share.labels)
-                total = tf.add_n([scaled(loss, share)] +
-                                 [term / self._execution.parallel.data for term in penalties])
-                loss = loss * tf.cast(share.real, loss.dtype)
-            if self._scale is not None:
-                total = total * self._scale.scale
+            loss, total = self._losses(logits, share, self._update.penalty() if with_penalty else [])
         return loss, tape.gradient(total, list(self._variables.values()))
+
+    def _losses(self, logits: tf.Tensor, share: Share, penalties: List[tf.Tensor]) -> Tuple[tf.Tensor, tf.Tensor]:
+        """The loss to report, and the one to differentiate."""
+        if self._whole:
+            loss = mean_cross_entropy(logits, share.labels)
+            total = tf.add_n([loss] + penalties)
+        else:
+            loss = loss_sum(logits, share.labels)
+            total = tf.add_n([scaled(loss, share)] + [term / self._execution.parallel.data for term in penalties])
+            loss = loss * tf.cast(share.real, loss.dtype)
+        return loss, total if self._scale is None else total * self._scale.scale
 
     def _share(self, x: tf.Tensor, labels: tf.Tensor, masks: Dict[str, tf.Tensor], weight: Tuple[Any, Any]) -> Share:
         share = Share(x, labels, masks, rank=self._execution.data_share)
@@ -196,6 +206,16 @@ class TensorFlowEngine(Engine):
     def _inside(self, share: Share) -> Intermediates:
         """The same pass as in training, recorded as tensors."""
         run = Pass(training=True, masks=share.masks, step=self._iterations(), share=share)
+        if self._placed is not None:
+            def losses(logits: tf.Tensor) -> Tuple[tf.Tensor, tf.Tensor]:
+                return (mean_cross_entropy(logits, share.labels),) * 2
+
+            loss, found, gradients = placement.differentiate(
+                self._network, self._placed, run, share.x, losses, self._variables)
+            gradients = placement.joined({name: gradients[name] for name in self._variables})
+            return Intermediates(loss, {name: tf.cast(value, self._dtype) for name, value in run.outputs.items()},
+                                 {name: tf.cast(found[name], self._dtype) for name in run.outputs},
+                                 {name: tf.convert_to_tensor(value) for name, value in gradients.items()})
         with tf.GradientTape() as tape:
             tape.watch(share.x)
             logits = self._network(share.x, run)
@@ -211,16 +231,21 @@ class TensorFlowEngine(Engine):
                              dict(zip(self._variables, found[len(outputs):])))
 
     def parameters(self) -> Arrays:
-        return {name: self._layout.to_canonical(name, variable.numpy())
-                for name, variable in self._variables.items()}
+        return {name: self._layout.to_canonical(name, value)
+                for name, value in placement.joined(read_state(self._variables)).items()}
 
     def load_parameters(self, parameters: Mapping[str, np.ndarray]) -> None:
-        for name, variable in self._variables.items():
-            variable.assign(self._layout.to_framework(name, np.asarray(parameters[name])))
+        whole = {name: self._layout.to_framework(name, np.asarray(value)) for name, value in parameters.items()}
+        write_state(self._variables, {part: value for name in whole for part, value in self._cut(name, whole[name])})
+
+    def _cut(self, name: str, value: np.ndarray) -> List[Tuple[str, np.ndarray]]:
+        if self._placed is None:
+            return [(name, value)]
+        return [(part, found) for part, (_, found) in self._placed.cut(name, value).items()]
 
     def optimizer_state(self) -> Arrays:
         return {name: self._layout.to_canonical(name.rsplit(".", 1)[0], value)
-                for name, value in self._update.canonical_state().items()}
+                for name, value in placement.joined(self._update.canonical_state()).items()}
 
     def _state_variables(self) -> Dict[str, Any]:
         found = {"parameter/" + name: variable for name, variable in self._variables.items()}
@@ -231,10 +256,23 @@ class TensorFlowEngine(Engine):
         return found
 
     def state(self) -> Arrays:
-        return read_state(self._state_variables())
+        return placement.joined(read_state(self._state_variables()))
 
     def load_state(self, state: Mapping[str, np.ndarray]) -> None:
-        write_state(self._state_variables(), state)
+        write_state(self._state_variables(), dict(
+            pair for name, value in state.items() for pair in self._cut_state(name, value)))
+
+    def _cut_state(self, name: str, value: np.ndarray) -> List[Tuple[str, np.ndarray]]:
+        kind, _, rest = name.partition("/")
+        if self._placed is None or kind not in ("parameter", "update"):
+            return [(name, value)]
+        parameter, slot = rest, ""
+        if kind == "update":
+            parameter, _, slot = rest.rpartition(".")
+            slot = "." + slot
+        if "." not in parameter:
+            return [(name, value)]
+        return [("%s/%s%s" % (kind, part, slot), found) for part, found in self._cut(parameter, value)]
 
     def batch_statistics(self, x: np.ndarray) -> Dict[str, Tuple[np.ndarray, np.ndarray]]:
         run = Pass(training=True, drop=False)

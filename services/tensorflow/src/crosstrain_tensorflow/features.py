@@ -39,8 +39,9 @@ def plain_features() -> Dict[str, Feature]:
                "clip.global_norm", "execution.accumulation") + _PARALLEL,
         emulated={},
         parallel=dict(_distributed(), **{
-            "parallel.tensor": Feature(UNSUPPORTED, "not written for this engine"),
-            "parallel.pipeline": Feature(UNSUPPORTED, "not written for this engine"),
+            "parallel.tensor": Feature(EXACT, "output channels placed on devices of one process"),
+            "parallel.pipeline": Feature(EXACT, "layers placed on devices of one process, with micro-batches"),
+            "parallel.tensor_pipeline": Feature(EXACT),
             "precision.mixed_float16": Feature(EXACT, "the loss scaled as LossScaleOptimizer does; normalisation and "
                                                       "the loss in float32"),
             "precision.mixed_bfloat16": Feature(EXACT, "normalisation and the loss in float32"),

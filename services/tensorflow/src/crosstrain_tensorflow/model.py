@@ -24,6 +24,7 @@ from crosstrain_service.model import (
 from . import operations
 from .geometry import convolution_padding, pool_padding
 from .layout import Layout
+from .placement import PART, Placement
 from .shares import Share
 
 #: Constants of Keras's BatchNormalization, which users of plain TensorFlow take for want of another default.
@@ -57,9 +58,23 @@ class Pass:
         self.statistics: Dict[str, Tuple[tf.Tensor, tf.Tensor]] = OrderedDict()
 
 
-class _Stage(NamedTuple):
-    name: str
+class Piece(NamedTuple):
+    """What one device computes of a layer, and the parameters it does it with."""
+
     run: Callable[[tf.Tensor, Pass], tf.Tensor]
+    parameters: List[str]
+
+
+class Stage(NamedTuple):
+    """A canonical layer; its pieces give parts of the output's channels, in order."""
+
+    name: str
+    pieces: List[Piece]
+
+    def run(self, x: tf.Tensor, run: Pass) -> tf.Tensor:
+        """The layer's output."""
+        parts = [piece.run(x, run) for piece in self.pieces]
+        return parts[0] if len(parts) == 1 else tf.concat(parts, -1)
 
 
 class Network(tf.Module):
@@ -78,7 +93,8 @@ class Network(tf.Module):
                  native: bool,
                  seed: int,
                  local_batch_norm: bool = False,
-                 compute: Optional[tf.DType] = None) -> None:
+                 compute: Optional[tf.DType] = None,
+                 placement: Optional[Placement] = None) -> None:
         super().__init__(name="network")
         self._dtype = dtype
         self._compute = compute or dtype
@@ -87,22 +103,26 @@ class Network(tf.Module):
         self._seed = seed & 0x7FFFFFFF
         self._layout = layout
         self._input_shape = model.input_shape
-        self.variables_by_name = OrderedDict(
-            (name, self._variable(name, layout.to_framework(name, np.zeros(shape, dtype.as_numpy_dtype))))
-            for name, shape in model.parameter_shapes().items()
-        )
+        self._placement = placement
+        self.variables_by_name: Dict[str, tf.Variable] = OrderedDict()
+        for name, shape in model.parameter_shapes().items():
+            value = layout.to_framework(name, np.zeros(shape, dtype.as_numpy_dtype))
+            parts = {name: (None, value)} if placement is None else placement.cut(name, value)
+            for part, (device, part_value) in parts.items():
+                with tf.device(device):
+                    self.variables_by_name[part] = self._variable(part, part_value)
         self.running = OrderedDict(
             (name, self._variable(name, np.zeros(shape, dtype.as_numpy_dtype), trainable=False))
             for name, shape in model.statistics_shapes().items()
         )
         shapes = model.input_shapes()
-        self._stages: List[_Stage] = [
-            _Stage(layer.name, self._stage(layer, shapes[layer.name], index))
+        self.stages: List[Stage] = [
+            Stage(layer.name, self._pieces(layer, shapes[layer.name], index))
             for index, layer in enumerate(model.layers)
         ]
 
     def _variable(self, name: str, value: np.ndarray, trainable: bool = True) -> tf.Variable:
-        if name.endswith((".gamma", ".running_var")):
+        if name.split(PART)[0].endswith((".gamma", ".running_var")):
             value = value + 1
         safe = "".join(char if char.isalnum() else "_" for char in name)
         return tf.Variable(value, trainable=trainable, dtype=self._dtype, name=safe)
@@ -110,9 +130,13 @@ class Network(tf.Module):
     def __call__(self, x: tf.Tensor, run: Pass) -> tf.Tensor:
         """Logits (B, K) for ``x`` in canonical layout."""
         y = self.entry(x)
-        for stage in self._stages:
+        for stage in self.stages:
             y = stage.run(y, run)
             run.outputs[stage.name] = y
+        return self.logits(y)
+
+    def logits(self, y: tf.Tensor) -> tf.Tensor:
+        """The last layer's output in the type of the variables."""
         return tf.cast(y, self._dtype)
 
     def entry(self, x: tf.Tensor) -> tf.Tensor:
@@ -127,12 +151,22 @@ class Network(tf.Module):
         """A function computed in the type of the variables."""
         return tf.cast(function(tf.cast(x, self._dtype)), self._compute)
 
+    def _pieces(self, layer: Layer, shape: Shape, index: int) -> List[Piece]:
+        own = [name for name in self.variables_by_name if name.rsplit(".", 1)[0] == layer.name]
+        parts = sorted({name.partition(PART)[2] for name in own}, key=lambda part: int(part or 0)) or [""]
+        found = []
+        for part in parts:
+            names = [name for name in own if name.partition(PART)[2] == part]
+            found.append(Piece(self._stage(layer, shape, index, PART + part if part else ""), names))
+        return found
+
     def _stage(self,
                layer: Layer,
                shape: Shape,
-               index: int) -> Callable[[tf.Tensor, Pass], tf.Tensor]:
+               index: int,
+               part: str) -> Callable[[tf.Tensor, Pass], tf.Tensor]:
         if isinstance(layer, Convolution):
-            kernel, bias = self._weights(layer.name)
+            kernel, bias = self._weights(layer.name, part)
             padding = convolution_padding(layer, shape[1:])
             return lambda x, run: operations.convolution(
                 x, self._used(kernel), self._used(bias), layer.stride, padding)
@@ -141,7 +175,7 @@ class Network(tf.Module):
             padding = pool_padding(layer, shape[1:])
             return lambda x, run: pool(x, layer.kernel, layer.stride, padding)
         if isinstance(layer, Dense):
-            weight, bias = self._weights(layer.name)
+            weight, bias = self._weights(layer.name, part)
             if bias is None:
                 return lambda x, run: tf.matmul(x, self._used(weight))
             return lambda x, run: tf.nn.bias_add(tf.matmul(x, self._used(weight)), self._used(bias))
@@ -163,8 +197,8 @@ class Network(tf.Module):
             return lambda x, run: operations.pad(x, pads)
         raise TypeError("layer %r of unknown kind %s" % (layer.name, type(layer).__name__))
 
-    def _weights(self, name: str) -> Tuple[tf.Variable, Optional[tf.Variable]]:
-        return self.variables_by_name[name + ".weight"], self.variables_by_name.get(name + ".bias")
+    def _weights(self, name: str, part: str) -> Tuple[tf.Variable, Optional[tf.Variable]]:
+        return self.variables_by_name[name + ".weight" + part], self.variables_by_name.get(name + ".bias" + part)
 
     def _flatten(self, layer: Flatten, shape: Shape) -> Callable[[tf.Tensor, Pass], tf.Tensor]:
         size = int(np.prod(shape))

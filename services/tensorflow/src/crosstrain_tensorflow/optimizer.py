@@ -11,17 +11,20 @@ import tensorflow as tf
 from crosstrain_service.training import Training
 
 from . import native, rules
+from .placement import PART
 
 
 class Update(tf.Module):
     """Changes the variables of one network.
 
     ``iterations`` counts updates. State is read and set as NumPy arrays in TensorFlow's layout, by names of
-    the form "<parameter>.<slot>".
+    the form "<parameter>.<slot>". ``placed``: variables lie on several devices, and are updated there; names may be
+    those of parts of a parameter.
     """
 
-    def __init__(self, variables: Dict[str, tf.Variable], training: Training) -> None:
+    def __init__(self, variables: Dict[str, tf.Variable], training: Training, placed: bool = False) -> None:
         super().__init__(name="update")
+        self._placed = placed
         self._variables = variables
         self._training = training
         self._rule = training.rule
@@ -49,16 +52,18 @@ class Update(tf.Module):
 class CanonicalUpdate(Update):
     """The canonical order: clip by the global norm, L2 or decoupled decay, then the rule."""
 
-    def __init__(self, variables: Dict[str, tf.Variable], training: Training) -> None:
-        super().__init__(variables, training)
+    def __init__(self, variables: Dict[str, tf.Variable], training: Training, placed: bool = False) -> None:
+        super().__init__(variables, training, placed)
         self.iterations = tf.Variable(0, dtype=tf.int64, trainable=False, name="iterations")
         start = rules.initial_value(self._rule)
         self._slots = [
-            {slot: tf.Variable(tf.fill(variable.shape, tf.constant(start, variable.dtype)), trainable=False,
-                               name="%s_%s" % (slot, index))
-             for slot in rules.slots(self._rule)}
+            {slot: self._slot(variable, start, "%s_%s" % (slot, index)) for slot in rules.slots(self._rule)}
             for index, variable in enumerate(variables.values())
         ]
+
+    def _slot(self, variable: tf.Variable, start: float, name: str) -> tf.Variable:
+        with tf.device(variable.device if self._placed else None):
+            return tf.Variable(tf.fill(variable.shape, tf.constant(start, variable.dtype)), trainable=False, name=name)
 
     def penalty(self) -> List[tf.Tensor]:
         return []
@@ -69,20 +74,27 @@ class CanonicalUpdate(Update):
             gradients = clip_by_global_norm(gradients, self._training.clip_norm)
         decay = self._training.weight_decay
         for (name, variable), g, slots in zip(self._variables.items(), gradients, self._slots):
-            lr = tf.cast(learning_rate, variable.dtype)
-            w = tf.convert_to_tensor(variable)
-            if decay is not None and decay.applies_to(name):
-                if decay.decoupled:
-                    w = w * tf.cast(1.0 - learning_rate * decay.rate, w.dtype)
-                else:
-                    g = g + decay.rate * w
-            change, new = rules.update(self._rule, g, slots, lr, step)
-            for slot, value in new.items():
-                slots[slot].assign(value)
-            if decay is not None and decay.decoupled and decay.applies_to(name):
-                variable.assign(w - change)
+            with tf.device(variable.device if self._placed else None):
+                decays = decay is not None and decay.applies_to(name.split(PART)[0])
+                self._apply(variable, g, slots, learning_rate, step, decays)
+
+    def _apply(self, variable: tf.Variable, g: tf.Tensor, slots: Dict[str, tf.Variable], learning_rate: tf.Tensor,
+               step: tf.Tensor, decays: bool) -> None:
+        decay = self._training.weight_decay
+        lr = tf.cast(learning_rate, variable.dtype)
+        w = tf.convert_to_tensor(variable)
+        if decays:
+            if decay.decoupled:
+                w = w * tf.cast(1.0 - learning_rate * decay.rate, w.dtype)
             else:
-                variable.assign_sub(change)
+                g = g + decay.rate * w
+        change, new = rules.update(self._rule, g, slots, lr, step)
+        for slot, value in new.items():
+            slots[slot].assign(value)
+        if decays and decay.decoupled:
+            variable.assign(w - change)
+        else:
+            variable.assign_sub(change)
 
     def canonical_state(self) -> Dict[str, np.ndarray]:
         return {
@@ -104,8 +116,8 @@ class NativeUpdate(Update):
     ``tf.clip_by_global_norm``; decoupled decay is the optimizer's ``weight_decay``.
     """
 
-    def __init__(self, variables: Dict[str, tf.Variable], training: Training) -> None:
-        super().__init__(variables, training)
+    def __init__(self, variables: Dict[str, tf.Variable], training: Training, placed: bool = False) -> None:
+        super().__init__(variables, training, placed)
         settings = native.constants(self._rule)
         if native.decoupled_rate(training):
             settings["weight_decay"] = native.decoupled_rate(training)
