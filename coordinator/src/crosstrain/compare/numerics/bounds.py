@@ -119,7 +119,7 @@ def forward(
         if carried:
             error = error + layer.forward(x.error, params, train)[0]
     elif isinstance(layer, Dropout):
-        error = arithmetic.floor * np.abs(y) + arithmetic.tiny if trace.mask is not None else np.zeros_like(y)
+        error = arithmetic.floor * np.abs(y) if trace.mask is not None else np.zeros_like(y)
         if carried:
             error = error + layer.forward(x.error, params, train, mask)[0]
     elif isinstance(layer, BatchNorm):
@@ -178,7 +178,7 @@ def backward(
         return Bounded(dx, error), {}
     error = layer.backward(incoming, trace, params)[0]
     if isinstance(layer, Dropout) and trace.mask is not None:
-        error = error + arithmetic.floor * np.abs(dx) + arithmetic.tiny
+        error = error + arithmetic.floor * np.abs(dx)
     if isinstance(layer, Relu) and np.any(moved):
         error = np.where((np.abs(trace.x) <= moved) & (moved > 0), largest, error)
     return Bounded(dx, error), {}
