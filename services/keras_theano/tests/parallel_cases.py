@@ -19,10 +19,11 @@ RATES = (0.05, 0.05, 0.01, 0.01)
 #: 13 samples, and a last batch that is smaller than any number of ranks.
 SIZES = (13, 13, 13, 1)
 SMALL = cnn2((1, 8, 8), 3, (2,), 4)
+#: No biases before batch norm: their gradient is 0 but for rounding, which Adam's division would make large.
 EVERYTHING = Model("norm", (2, 6, 6), 3, (
-    Convolution("conv", 4, (3, 3), (1, 1), (1, 1), (1, 1)), BatchNorm("norm1", 1e-3), Relu("relu1"),
+    Convolution("conv", 4, (3, 3), (1, 1), (1, 1), (1, 1), bias=False), BatchNorm("norm1", 1e-3), Relu("relu1"),
     Pool("pool", "max", (2, 2), (2, 2), (0, 0), (0, 0)), Flatten("flatten"), Dropout("dropout", 0.4),
-    Dense("dense1", 5), BatchNorm("norm2", 1e-3), Relu("relu2"), Dense("dense2", 3))).validate()
+    Dense("dense1", 5, bias=False), BatchNorm("norm2", 1e-3), Relu("relu2"), Dense("dense2", 3))).validate()
 #: With batch norm and dropout of the framework's own.
 LOCAL = Model("local", (2, 6, 6), 3, (
     Convolution("conv", 4, (3, 3), (1, 1), (1, 1), (1, 1)), BatchNorm("norm", 1e-3), Relu("relu"), Flatten("flatten"),
