@@ -26,6 +26,8 @@ def main() -> int:
     parser.add_argument("--cases", default="", help="names of cases, separated by commas")
     parser.add_argument("--no-faults", action="store_true", help="parity only")
     parser.add_argument("--no-parity", action="store_true", help="faults only")
+    parser.add_argument("--join", action="store_true",
+                        help="keep the file's results of what does not run now, and write the documentation")
     parser.add_argument("--json", type=Path, default=ROOT / "build" / "parallel-suite.json", help="file of results")
     parser.add_argument("--docs", type=Path, default=ROOT / "docs" / "parallel-suite.md", help="document to update")
     parser.add_argument("--workers", type=int, default=2, help="service processes at a time")
@@ -40,8 +42,10 @@ def main() -> int:
         execution.run_faults(engines, FAULTS, options.workers)
     results = execution.results
     summary = table.Summary(results)
+    if options.join and options.json.exists():
+        results = table.joined(table.read_json(options.json), results)
     table.write_json(results, options.json)
-    if not (options.only or options.strategy or options.cases or options.no_parity or options.no_faults):
+    if options.join or not (options.only or options.strategy or options.cases or options.no_parity or options.no_faults):
         table.write_document(results, options.docs)
     print(f"{results.seconds:.0f} s; details in {options.json}")
     print(summary.line)

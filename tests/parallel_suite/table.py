@@ -65,6 +65,38 @@ def write_json(results: Results, path: Path) -> None:
     path.write_text(json.dumps(document(results), indent=1) + "\n", encoding="utf-8")
 
 
+def read_json(path: Path) -> Results:
+    """The results that :func:`write_json` wrote."""
+    value = json.loads(path.read_text(encoding="utf-8"))
+    faults = {fault.title: fault for fault in FAULTS}
+    return Results(
+        [Parity(item["engine"], item["strategy"], item["case"], item["verdict"], item["against_one_rank"],
+                item["worst"], tuple(item["details"])) for item in value["parity"]],
+        [Score(faults[item["fault"]], item["engine"], item["strategy"], item["caught"], tuple(item["found"]),
+               item["error"], tuple(item["details"])) for item in value["faults"] if item["fault"] in faults],
+        [(engine, strategy, reason) for engine, strategy, reason in value["undeclared"]],
+        [(engine, strategy, case, reason) for engine, strategy, case, reason in value["refused"]],
+        value["missing"],
+        value["seconds"],
+    )  # fmt: skip
+
+
+def joined(before: Results, now: Results) -> Results:
+    """Earlier results with those of now in place of the same engine's, or of its same strategy."""
+    parity = {(item.engine, item.strategy) for item in now.parity}
+    planted = {(item.engine, item.strategy) for item in now.scores}
+    said = {item[:2] for item in (*now.undeclared, *now.refused)} | parity
+    ran = {engine for engine, _ in said | planted}
+    return Results(
+        [item for item in before.parity if (item.engine, item.strategy) not in parity] + now.parity,
+        [item for item in before.scores if (item.engine, item.strategy) not in planted] + now.scores,
+        [item for item in before.undeclared if item[:2] not in said] + now.undeclared,
+        [item for item in before.refused if item[:2] not in said] + now.refused,
+        {name: reason for name, reason in {**before.missing, **now.missing}.items() if name not in ran},
+        before.seconds + now.seconds,
+    )
+
+
 def write_document(results: Results, path: Path) -> None:
     """Replaces what stands between the two marks in the Markdown file."""
     text = path.read_text(encoding="utf-8")

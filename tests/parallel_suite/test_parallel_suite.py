@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import pytest
 
@@ -93,3 +94,19 @@ def test_counting() -> None:
     assert (table.Summary(results).line, table.Summary(results).passed) == ("parity 1/2 faults 1/3", False)
     assert "other\\|values" in table.markdown(results)
     assert not table.Summary(Results()).passed
+
+
+def test_results_can_be_joined(tmp_path: Path) -> None:
+    """A part that runs again takes the place of the same engine's and strategy's results."""
+    old = Parity("a@1", "data 2", "cnn2", "MISMATCH", "MISMATCH", 3.0, ("why",))
+    kept = dataclasses.replace(old, strategy="data 3")
+    score = Score(FAULTS[0], "a@1", "data 2, mpi", True, ("unknown",), details=("x",))
+    path = tmp_path / "results.json"
+    table.write_json(Results([old, kept], [score], [("b@1", "data 2", "not here")], missing={"c@1": "no"}), path)
+    before = table.read_json(path)
+    assert (before.parity, before.scores) == ([old, kept], [score])
+    new = Parity("a@1", "data 2", "cnn2", "ROUNDING", "ROUNDING")
+    found = table.joined(before, Results([new, Parity("c@1", "data 2", "cnn2", "ROUNDING", "ROUNDING")]))
+    assert [item.strategy for item in found.parity if item.engine == "a@1"] == ["data 3", "data 2"]
+    assert new in found.parity and old not in found.parity
+    assert (found.scores, found.undeclared, found.missing) == ([score], [("b@1", "data 2", "not here")], {})
