@@ -1,4 +1,4 @@
-"""cnn2 in plain TensorFlow on several devices of one process (MirroredStrategy), as a user writes it without Crosstrain.
+"""cnn2 in plain TensorFlow on devices of one process (MirroredStrategy), as a user writes it without Crosstrain.
 
 Two 3x3 convolutions (32, 64) with ReLU and 2x2 max-pool, dense 128 with ReLU, dense 10; SGD 0.05 with momentum
 0.9. Prints one JSON line: ``step_seconds`` (a step includes fetching its batch and reading its loss),
