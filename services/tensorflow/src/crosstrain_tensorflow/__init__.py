@@ -54,8 +54,8 @@ def environment(engine: str, execution: Execution, run_dir: str) -> Dict[str, st
 def processes(engine: str, execution: Execution, ranks: int) -> int:
     """Processes that the ``ranks`` ranks of one host take.
 
-    Horovod takes one each. Else one drives all devices of a host, if that holds all ranks. With ranks on other hosts every rank is a
-    process, because ``MultiWorkerMirroredStrategy`` uses one CPU device of a process alone.
+    Horovod takes one each. Else one drives all devices of a host, if that holds all ranks. With ranks on other
+    hosts every rank is a process, because ``MultiWorkerMirroredStrategy`` uses one CPU device of a process alone.
     """
     alone = execution.parallel.backend == "native" and ranks == execution.parallel.ranks
     return 1 if alone else ranks

@@ -55,7 +55,8 @@ def _distributed() -> Dict[str, Feature]:
     return {
         "parallel.horovod": Feature(UNSUPPORTED, obstacle) if obstacle else Feature(EXACT),
         "parallel.mpi": Feature(UNSUPPORTED, "choose native or horovod"),
-        "parallel.hosts": Feature(EXACT, "native: TensorFlow's servers listen on all interfaces, without authentication"),
+        "parallel.hosts": Feature(
+            EXACT, "native: TensorFlow's servers listen on all interfaces, without authentication"),
         "parallel.bucket_mib": Feature(EXACT, "several hosts or Horovod"),
     }
 

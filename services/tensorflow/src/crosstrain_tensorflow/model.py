@@ -82,7 +82,8 @@ class Network(tf.Module):
 
     All start at 0 (gamma and variance at 1); names are canonical, layouts are those of :class:`Layout`.
     ``compute`` is the type of products and activations if it is not that of the variables, ``dtype``; logits,
-    and what normalises, have the type of the variables. With ``native`` batch norm and dropout are TensorFlow's own; with ``local_batch_norm`` each data rank normalises
+    and what normalises, have the type of the variables. With ``native`` batch norm and dropout are
+    TensorFlow's own; with ``local_batch_norm`` each data rank normalises
     by its own share, and running statistics average the means over the ranks.
     """
 
