@@ -5,13 +5,20 @@ stays silent must not hold up a run.
 """
 
 import os
+import queue
 import socket
 import struct
+import threading
 import time
 from multiprocessing import AuthenticationError
-from multiprocessing.connection import Client, Connection, answer_challenge, deliver_challenge
-from typing import Any, Optional, Tuple, Union
+from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
+from typing import Any, Optional, Sequence, Tuple, Union
 
+#: Time to wait for an answer at a door: one whose machine has vanished says nothing, seconds.
+KNOCK_SECONDS = 20.0
+#: Newcomers greeted at the same time.
+_GREETED_AT_ONCE = 256
+_PAUSE_SECONDS = 0.05
 #: Time a newcomer has to prove that it knows the secret, seconds.
 GREETING_SECONDS = 5.0
 
@@ -19,7 +26,10 @@ Address = Union[str, Tuple[str, int]]
 
 
 class Door:
-    """A listening socket: a Unix socket at a path, or a port of an address (0: any free one)."""
+    """A listening socket: a Unix socket at a path, or a port of an address (0: any free one).
+
+    Newcomers are greeted side by side, so that strangers do not keep others waiting.
+    """
 
     def __init__(self, address: Address, secret: bytes) -> None:
         self._secret = secret
@@ -32,6 +42,10 @@ class Door:
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             self._socket.bind(address)
         self._socket.listen(64)
+        self._greeted: "queue.Queue[Connection]" = queue.Queue()
+        self._places = threading.BoundedSemaphore(_GREETED_AT_ONCE)
+        self._closed = False
+        threading.Thread(target=self._open, name="door", daemon=True).start()
 
     @property
     def port(self) -> int:
@@ -39,35 +53,69 @@ class Door:
         return int(self._socket.getsockname()[1])
 
     def accept(self, seconds: float) -> Optional[Connection]:
-        """The next one who knows the secret; None if nobody came in time, or a stranger did."""
-        self._socket.settimeout(seconds)
+        """The next one who knows the secret; None if nobody came in time."""
         try:
-            accepted, _ = self._socket.accept()
-        except (socket.timeout, InterruptedError):
+            return self._greeted.get(timeout=max(0.0, seconds))
+        except queue.Empty:
             return None
-        _limit(accepted, GREETING_SECONDS)
-        _keep_alive(accepted)
-        connection = Connection(accepted.detach())
+
+    def _open(self) -> None:
+        while not self._closed:
+            try:
+                accepted, _ = self._socket.accept()
+            except OSError:
+                if not self._closed:
+                    time.sleep(_PAUSE_SECONDS)  # too many files are open, for example
+                continue
+            if self._places.acquire(blocking=False):
+                threading.Thread(target=self._greet, args=(accepted,), name="greeting", daemon=True).start()
+            else:
+                accepted.close()
+
+    def _greet(self, accepted: socket.socket) -> None:
         try:
-            deliver_challenge(connection, self._secret)  # type: ignore[attr-defined]
-            answer_challenge(connection, self._secret)  # type: ignore[attr-defined]
-        except (AuthenticationError, EOFError, OSError, ValueError, AssertionError):
-            connection.close()
-            return None
-        _unlimited(connection)
-        return connection
+            connection = _greeted(accepted, self._secret, GREETING_SECONDS, (deliver_challenge, answer_challenge))
+        finally:
+            self._places.release()
+        if connection is not None:
+            self._greeted.put(connection)
+            if self._closed:
+                self._dismiss()
+
+    def _dismiss(self) -> None:
+        """Closes connections that nobody will ask for."""
+        try:
+            while True:
+                self._greeted.get_nowait().close()
+        except queue.Empty:
+            pass
 
     def close(self) -> None:
         """Closes the socket."""
+        self._closed = True
+        try:
+            self._socket.shutdown(socket.SHUT_RDWR)  # wakes who waits at it
+        except OSError:
+            pass
         self._socket.close()
+        self._dismiss()
 
 
 def knock(address: Address, secret: bytes) -> Optional[Any]:
     """A connection to a door; None if nobody is there (yet) or the secret is another one."""
     try:
-        return Client(address, authkey=secret)
-    except (AuthenticationError, EOFError, OSError):
+        if isinstance(address, str):
+            found = socket.socket(socket.AF_UNIX)
+            try:
+                found.connect(address)
+            except OSError:
+                found.close()
+                raise
+        else:
+            found = socket.create_connection(address, KNOCK_SECONDS)
+    except OSError:
         return None
+    return _greeted(found, secret, KNOCK_SECONDS, (answer_challenge, deliver_challenge))
 
 
 def knock_until(address: Address, secret: bytes, deadline: float, pause: float = 0.1) -> Optional[Any]:
@@ -77,6 +125,21 @@ def knock_until(address: Address, secret: bytes, deadline: float, pause: float =
         if connection is not None or time.time() >= deadline:
             return connection
         time.sleep(pause)
+
+
+def _greeted(found: socket.socket, secret: bytes, seconds: float, steps: Sequence[Any]) -> Optional[Connection]:
+    """A connection whose other side knows the secret; None, and closed, if it does not show that in time."""
+    _limit(found, seconds)
+    _keep_alive(found)
+    connection = Connection(found.detach())
+    try:
+        for step in steps:
+            step(connection, secret)
+        _unlimited(connection)
+    except (AuthenticationError, EOFError, OSError, ValueError, AssertionError):
+        connection.close()
+        return None
+    return connection
 
 
 def _limit(accepted: socket.socket, seconds: float) -> None:

@@ -132,7 +132,7 @@ class Launch:
         group = self._group
         assert group is not None
         kept = int(self._kept().get("port", 0))
-        door = Door((group.host, kept), group.secret)
+        door = self._door(group, kept)
         try:
             if door.port != kept:
                 self._keep(port=door.port)
@@ -161,6 +161,16 @@ class Launch:
                             "parallel": dataclasses.asdict(parallel)})
         self._links = {place: item.link for place, item in enumerate(members[1:], 1)}
         return plan
+
+    @staticmethod
+    def _door(group: Any, kept: int) -> Door:
+        """Where members meet: at the same port as before, unless somebody else has it now."""
+        try:
+            return Door((group.host, kept), group.secret)
+        except OSError:
+            if not kept:
+                raise
+            return Door((group.host, 0), group.secret)
 
     def _watch(self, local: LocalRanks) -> List[End]:
         """Waits until all ranks of all members have ended; a first failure ends the others."""
