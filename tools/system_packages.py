@@ -10,8 +10,8 @@ sys.path.insert(0, str(ROOT / "coordinator" / "src"))
 
 from crosstrain.launch.catalogue import load_catalogue  # noqa: E402
 
-#: The job store and the metrics are tested against real servers, the report in a real browser.
-TESTS = ("chromium", "postgresql", "prometheus")
+#: The job store and the metrics are tested against real servers, the report in a real browser, hosts in namespaces.
+TESTS = ("chromium", "iproute2", "postgresql", "prometheus")
 
 
 def main() -> int:

@@ -61,6 +61,10 @@ def show(output: Output, job_id: str, coordinator: str, state_dir: Path | None) 
         for record in job.runs
     ]
     output.table("", ("run", "kind", "engine", "repeat", "state", "error"), rows, "lllrll")
+    for record in job.runs:
+        if record.members:
+            members = ", ".join(f"{item.service} ({item.ranks})" for item in record.members)
+            output.text(f"{record.run.run_id} spans services (ranks): {members}")
     output.text()
     output.text(job.document)
 
@@ -131,6 +135,7 @@ def job_json(job: coordinator_pb2.Job) -> dict[str, Any]:
                 "repeat": record.repeat,
                 "state": run_state(record.run.state),
                 "error": record.run.error.message if record.run.HasField("error") else None,
+                "members": [{"service": item.service, "ranks": item.ranks} for item in record.members],
             }
             for record in job.runs
         ],
