@@ -42,7 +42,7 @@ class Door:
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             self._socket.bind(address)
         self._socket.listen(64)
-        self._greeted: "queue.Queue[Connection]" = queue.Queue()
+        self._greeted: queue.Queue[Connection] = queue.Queue()
         self._places = threading.BoundedSemaphore(_GREETED_AT_ONCE)
         self._closed = False
         threading.Thread(target=self._open, name="door", daemon=True).start()
