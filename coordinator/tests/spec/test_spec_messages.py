@@ -209,7 +209,7 @@ def test_examples_are_fine_and_survive_the_way_through_text(path: Path) -> None:
 
 
 def test_there_are_examples() -> None:
-    assert [path.stem for path in EXAMPLES] == ["custom-1d", "mnist-cnn2", "mnist-cnn3"]
+    assert [path.stem for path in EXAMPLES] == ["cnn2-parallel", "custom-1d", "mnist-cnn2", "mnist-cnn3"]
 
 
 def test_the_document_with_defaults_filled_in() -> None:
