@@ -56,6 +56,8 @@ _UNSUPPORTED = {
     "compiler.theano:fast_compile": _ELSEWHERE,
     "parallel.mpi": "this build of PyTorch has no MPI",
 }
+#: A label that ``cross_entropy`` leaves out.
+IGNORED = -100
 _ON_GPU = ("device.cuda", "execution.gpu_memory_growth", "execution.tf32")
 
 
@@ -184,25 +186,26 @@ class TorchEngine(Engine):
         self._enter(batch)
         kept = [(buffer, buffer.clone()) for buffer in self._network.buffers()]
         gpus = [self._device] if self._device.type == "cuda" else []
+        portions = self._portions(batch)
         try:
             # The training step that follows is to draw the same dropout.
             with torch.random.fork_rng(devices=gpus, enabled=self._draws), self._world.traffic.paused():
                 seen = [
                     self._passes.differentiate(self._tensor(part.x), devices.to_tensor(part.labels, self._device),
                                                self._masks(part), part.part)
-                    for part in self._portions(batch)
+                    for part in portions
                 ]
         finally:
             with torch.no_grad():
                 for buffer, value in kept:
                     buffer.copy_(value)
         names = self._network.names
-        count = len(names)
-        outputs = [torch.cat(found) for found in zip(*(outputs for _, outputs, _ in seen))]
-        gradients = [torch.cat(found) for found in zip(*(found[:count] for _, _, found in seen))]
+        count, total = len(names), len(batch.labels)
+        outputs = [torch.cat(found)[:total] for found in zip(*(outputs for _, outputs, _ in seen))]
+        gradients = [torch.cat(found)[:total] for found in zip(*(found[:count] for _, _, found in seen))]
         gradients += [sum(found[1:], found[0]) for found in zip(*(found[count:] for _, _, found in seen))]
         arrays = [devices.to_array(gradient.to(self._dtype)) for gradient in gradients]
-        rows = [len(found[0]) for _, found, _ in seen]
+        rows = [int((part.labels != IGNORED).sum()) for part in portions]
         return Intermediates(
             loss=sum(loss * size for (loss, _, _), size in zip(seen, rows)) / sum(rows),
             outputs=self._of_stages(zip(names, [devices.to_array(output.to(self._dtype)) for output in outputs])),
@@ -211,18 +214,26 @@ class TorchEngine(Engine):
         )
 
     def _portions(self, batch: Batch) -> List[Batch]:
-        """The parts in which the step computes a share one after the other: other sizes would round otherwise."""
-        rows = len(batch.labels)
-        sizes = share_sizes(rows, min(self._execution.accumulation_steps, rows))
+        """The parts in which the step computes a share one after the other: other sizes would round otherwise.
+
+        Micro-batches of a pipeline are all of one size: the last is filled with rows whose label counts nothing.
+        """
+        rows, parallel = len(batch.labels), self._execution.parallel
+        if parallel.pipeline > 1:
+            size = -(-rows // (parallel.micro_batches or parallel.pipeline))
+            sizes = [min(size, rows - start) for start in range(0, rows, size)]
+        else:
+            sizes = share_sizes(rows, min(self._execution.accumulation_steps, rows))
         if len(sizes) == 1:
             return [batch]
         found, start = [], 0
-        for size in sizes:
-            part = slice(start, start + size)
-            masks = {name: mask[part] for name, mask in batch.masks.items()}
-            found.append(replace(batch, x=batch.x[part], labels=batch.labels[part], masks=masks,
-                                 samples=size if batch.samples else 0))
-            start += size
+        for count in sizes:
+            part, missing = slice(start, start + count), sizes[0] - count if parallel.pipeline > 1 else 0
+            masks = {name: _filled(mask[part], missing, 0) for name, mask in batch.masks.items()}
+            found.append(replace(batch, x=_filled(batch.x[part], missing, 0),
+                                 labels=_filled(batch.labels[part], missing, IGNORED), masks=masks,
+                                 samples=count if batch.samples else 0))
+            start += count
         return found
 
     def _of_stages(self, pairs: Iterable[Tuple[str, np.ndarray]]) -> Arrays:
@@ -334,6 +345,13 @@ class TorchEngine(Engine):
         self._world.close()
         if self._execution.compiler:
             torch.compiler.reset()
+
+
+def _filled(rows: np.ndarray, missing: int, value: int) -> np.ndarray:
+    """``rows`` followed by ``missing`` more that hold one value."""
+    if not missing:
+        return rows
+    return np.concatenate([rows, np.full((missing,) + rows.shape[1:], value, rows.dtype)])
 
 
 def _parameter_of_state(name: str) -> str:
