@@ -45,7 +45,8 @@ def main() -> int:
     if options.join and options.json.exists():
         results = table.joined(table.read_json(options.json), results)
     table.write_json(results, options.json)
-    if options.join or not (options.only or options.strategy or options.cases or options.no_parity or options.no_faults):
+    part = (options.only, options.strategy, options.cases, options.no_parity, options.no_faults)
+    if options.join or not any(part):
         table.write_document(results, options.docs)
     print(f"{results.seconds:.0f} s; details in {options.json}")
     print(summary.line)
