@@ -166,7 +166,7 @@ def bare_loop(kind: str, steps: int) -> float:
 
 
 def ranks(kind: str, count: int, steps: int) -> dict[str, Any]:
-    """Largest difference of the parameters of ``count`` ranks from those of one, relative to the largest of a tensor."""
+    """Largest difference of the parameters of ``count`` ranks from those of one, relative to a tensor's largest."""
     with tempfile.TemporaryDirectory() as folder:
         options = ["--cpu"] if kind == "cpu" else []
         shared = [sys.executable, __file__, "--steps", str(steps), "--folder", folder, *options]

@@ -8,10 +8,10 @@ import time
 import grpc
 import numpy as np
 import pytest
+from test_ranks import SHORT, finished, parallel, ranks_of, result, steps_done
 
 from crosstrain_protos.v1 import run_pb2, service_pb2
 from support import Service, curve
-from test_ranks import finished, parallel, ranks_of, result, steps_done
 
 SECRET = b"s" * 32
 
@@ -76,10 +76,10 @@ def test_strangers_do_not_hold_up_a_group(services):
         stranger.close()
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("number", [signal.SIGKILL] if SHORT else [signal.SIGKILL, signal.SIGSTOP])
 def test_a_rank_of_the_member_is_lost(services, number):
     run = "member-%d" % number
-    both(services, run, steps=100)
+    both(services, run, steps=60)
     steps_done(services[0], run, 25)
     os.kill(ranks_of(services[1], run + "-m1")[0].pid, number)
     begin = time.time()
@@ -87,12 +87,12 @@ def test_a_rank_of_the_member_is_lost(services, number):
     assert time.time() - begin < 10
     assert (lost.rank, lost.member) == (2, 1)
     events = finished(services[0], run)
-    assert sorted(curve(events)) == list(range(100))
+    assert sorted(curve(events)) == list(range(60))
     finished(services[1], run + "-m1")
 
 
 def test_a_member_that_hangs_as_a_whole_is_lost(services):
-    both(services, "silent", steps=100)
+    both(services, "silent", steps=60)
     steps_done(services[0], "silent", 25)
     launcher = services[1].child_pid("silent-m1")
     os.kill(launcher, signal.SIGSTOP)
@@ -101,7 +101,7 @@ def test_a_member_that_hangs_as_a_whole_is_lost(services):
     assert time.time() - begin < 10 and (lost.rank, lost.member) == (-1, 1) and "nothing was heard" in lost.reason
     os.kill(launcher, signal.SIGCONT)
     events = finished(services[0], "silent")
-    assert sorted(curve(events)) == list(range(100))
+    assert sorted(curve(events)) == list(range(60))
 
 
 def test_the_end_of_the_leader_is_the_end_of_the_member(services):

@@ -14,6 +14,8 @@ from crosstrain_service import weights
 from support import Service, curve
 
 STATE = run_pb2.RUN_STATE_SUCCEEDED
+#: The oldest Python takes a part of what another one takes as a whole.
+SHORT = "CROSSTRAIN_FAULT_POINTS" in os.environ
 
 
 @pytest.fixture(scope="module")
@@ -184,10 +186,10 @@ def test_ranks_that_drift_apart_are_found_at_the_next_checkpoint(service):
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("victim", [1] if SHORT else [0, 1])
 def test_a_lost_rank_is_noticed_and_the_run_goes_on(service, number, victim):
     run = "lost-%d-%d" % (number, victim)
-    spec = parallel(service.spec(120), 2)
+    spec = parallel(service.spec(80), 2)
     spec.execution.checkpoint_every_steps = 10
     service.train(run, "ranks", spec)
     steps_done(service, run, 25)
@@ -199,7 +201,7 @@ def test_a_lost_rank_is_noticed_and_the_run_goes_on(service, number, victim):
     assert time.time() - begin < 10
     assert noticed.rank_lost.rank == victim and noticed.rank_lost.reason
     events = finished(service, run)
-    assert sorted(curve(events)) == list(range(120))
+    assert sorted(curve(events)) == list(range(80))
     starts = [event.attempt_started for event in events if event.WhichOneof("event") == "attempt_started"]
     assert [start.ranks for start in starts] == [2, 2] and starts[1].resume_step >= 20
     for process in first:

@@ -49,7 +49,9 @@ def deviation(kind, model, settings, ranks, precision="float64", last=1, **execu
     found = []
     for count in (1, ranks):
         engine = build(kind, model, settings, count, precision, **execution)
-        records = [record for _, record in record_steps(engine, batches, {batch.step for batch in batches})]
+        # The first and the last step; recording traces nothing and takes most of the time.
+        wanted = {batches[0].step, batches[-1].step}
+        records = [record for _, record in record_steps(engine, batches, wanted)]
         records.append({"parameter/" + name: value for name, value in engine.parameters().items()})
         engine.load_statistics({name: np.full_like(value, 0.7) for name, value in engine.statistics().items()})
         records.append({"logits": engine.predict(batches[0].x)})
@@ -57,15 +59,13 @@ def deviation(kind, model, settings, ranks, precision="float64", last=1, **execu
     return max(distance(one, other) for one, other in zip(*found))
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 4])
-@pytest.mark.parametrize("model", [SMALL, DROPPED, NORMED], ids=["cnn2", "dropout", "norm"])
+@pytest.mark.parametrize("model, ranks", [(SMALL, 2), (NORMED, 3), (DROPPED, 4)], ids=["cnn2-2", "norm-3", "dropout-4"])
 def test_ranks_compute_what_one_computes(kind, model, ranks):
     assert deviation(kind, model, oracle.training(oracle.RULES["momentum"]), ranks) < 1e-12
 
 
-@pytest.mark.parametrize("model", [SMALL, NORMED], ids=["cnn2", "norm"])
-def test_single_precision(kind, model):
-    assert deviation(kind, model, oracle.training(oracle.RULES["momentum"]), 3, "float32") < 2e-6
+def test_single_precision(kind):
+    assert deviation(kind, NORMED, oracle.training(oracle.RULES["momentum"]), 3, "float32") < 2e-6
 
 
 @pytest.mark.parametrize("rule", ["adam", "adadelta"])

@@ -12,6 +12,7 @@ from crosstrain.client import Client
 from crosstrain.launch.catalogue import Catalogue, CatalogueError, load_catalogue
 from crosstrain.launch.state import InUse, StateFolder, running, state_folder
 from crosstrain.launch.supervise import DEFAULT_ADDRESS, ServiceStatus, Supervisor
+from crosstrain.spec import JobSpec
 from crosstrain_protos.v1 import coordinator_pb2
 from crosstrain_service.errors import CrosstrainError
 
@@ -58,9 +59,9 @@ def connected(given: str, state_dir: Path | None) -> Iterator[Client]:
 
 @contextmanager
 def connected_or_started(
-    output: Output, given: str, state_dir: Path | None, engines: Sequence[str]
+    output: Output, given: str, state_dir: Path | None, spec: JobSpec
 ) -> Iterator[tuple[Client, Supervisor | None]]:
-    """A client of a running coordinator, or of one that is started here with the services of ``engines``.
+    """A client of a running coordinator, or of one that is started here with the services of a job's engines.
 
     What was started here is stopped at the end. A coordinator that was named and does not
     answer is an error; one that another command started for its own job is waited for.
@@ -73,8 +74,10 @@ def connected_or_started(
     supervisor = None
     try:
         catalogue = load_catalogue()
-        names = services_of(catalogue, engines)
-        supervisor = Supervisor(folder, catalogue, names, "127.0.0.1:0", temporary=True, say=output.note)
+        names = services_of(catalogue, spec.engines)
+        supervisor = Supervisor(
+            folder, catalogue, names, "127.0.0.1:0", temporary=True, say=output.note, extras=additions_for(spec)
+        )
         supervisor.start()
         with Client(supervisor.address) as client:
             _wait_registered(client, supervisor.services)
@@ -104,6 +107,12 @@ def _joined_or_locked(output: Output, given: str, state_dir: Path | None) -> str
             output.note("another crosstrain command is at work in this state folder; waiting for it")
             told = True
         time.sleep(_POLL_SECONDS)
+
+
+def additions_for(spec: JobSpec) -> set[str]:
+    """Additions of services that a job's ranks communicate by; an engine without means of its own takes MPI."""
+    backends: set[str] = {parallel.backend for parallel in map(spec.parallel_of, spec.engines) if parallel.ranks > 1}
+    return {"mpi" if backend == "auto" else backend for backend in backends} - {"native"}
 
 
 def services_of(catalogue: Catalogue, engines: Sequence[str]) -> set[str]:

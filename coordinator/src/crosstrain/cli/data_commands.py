@@ -66,7 +66,7 @@ def consistency(
     data = import_data(job, output)
     info = data.train or data.test
     assert info is not None
-    with connect.connected_or_started(output, coordinator, state_dir, job.spec.engines) as (client, _):
+    with connect.connected_or_started(output, coordinator, state_dir, job.spec) as (client, _):
         known = probing.service_addresses(state_dir, addresses)
         found = probing.probe_engines(client, known, job.spec.engines, info, data.cache, samples)
     expected = sample_digests(info, samples, data.cache)

@@ -106,7 +106,7 @@ def execute(
     check_folder(folder, job.spec.name)
     with _terminated_as_interrupted():
         plan = None if remote_data else _Plan(job, output)
-        with connect.connected_or_started(output, coordinator, state_dir, job.spec.engines) as (
+        with connect.connected_or_started(output, coordinator, state_dir, job.spec) as (
             client,
             started,
         ):
@@ -176,7 +176,7 @@ def evaluate(
     check_folder(folder, name)
     with _terminated_as_interrupted():
         plan = _Plan(job, output)
-        with connect.connected_or_started(output, coordinator, state_dir, job.spec.engines) as (
+        with connect.connected_or_started(output, coordinator, state_dir, job.spec) as (
             client,
             started,
         ):

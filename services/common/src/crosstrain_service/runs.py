@@ -15,11 +15,11 @@ from typing import Any, Callable, Deque, Dict, Iterator, List, NamedTuple, Optio
 from crosstrain_protos.v1 import run_pb2
 
 from .checkpoint import CheckpointStore
-from .child import EXIT_ALREADY_RUNNING, EXIT_STORAGE_FULL
+from .child import EXIT_ALREADY_RUNNING, EXIT_RANK_LOST, EXIT_STORAGE_FULL
 from .describe import Environment
 from .errors import CrosstrainError, without_paths
 from .events import ENDED, EventLog
-from .parallel.plan import devices_of, needs_launcher
+from .parallel.plan import devices_of, follows, needs_launcher
 from .rundir import RunDir, StoredRequest, body_of, start_time
 from .spool import SpoolReader, SpoolWriter
 from .training import Execution
@@ -340,6 +340,8 @@ class RunManager:
                 return
             if status == EXIT_ALREADY_RUNNING:
                 continue  # another child has the lock, or had it at that moment
+            if status == EXIT_RANK_LOST and follows(record.stored):
+                continue  # its leader has the checkpoints, and says when it has had enough
             fruitless = 0 if checkpoints.newest_step() > before else fruitless + 1
             if fruitless >= MAX_FRUITLESS_ATTEMPTS:
                 self._fail(record, self._death(record, status))

@@ -45,6 +45,12 @@ def group_of(stored: StoredRequest) -> Optional[training_pb2.Group]:
     return request.group  # type: ignore[no-any-return]
 
 
+def follows(stored: StoredRequest) -> bool:
+    """Whether a run is led by that of another service."""
+    group = group_of(stored)
+    return group is not None and group.member > 0
+
+
 def needs_launcher(package: str, stored: StoredRequest, execution: Execution) -> bool:
     """Whether a run takes several processes; an evaluation never does."""
     if stored.kind == run_pb2.RUN_KIND_EVALUATE:

@@ -1,4 +1,4 @@
-"""The reference engine, data parallel: rank 0 adds the gradients of all over TCP, as frameworks do by their own means."""
+"""The reference engine, data parallel: rank 0 adds gradients over TCP, as frameworks do by their own means."""
 
 import os
 import signal

@@ -36,6 +36,7 @@ layers = keras.layers
 INPUT = "x"
 #: Name of its input for the weights of rows, where batch norm spans several replicas.
 WEIGHTS = "weights"
+ONE_RANK = Parallel()
 
 
 class Stage(NamedTuple):
@@ -60,7 +61,7 @@ class KerasNetwork:
                  layout: Layout,
                  dtype: str,
                  is_native: bool,
-                 parallel: Parallel = Parallel(),
+                 parallel: Parallel = ONE_RANK,
                  add: Optional[Sum] = None) -> None:
         self._settings = training
         self._layout = layout
