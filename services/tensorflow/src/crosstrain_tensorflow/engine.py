@@ -201,15 +201,29 @@ class TensorFlowEngine(Engine):
             else:
                 # A copy whose share is empty has nothing to show, unless it stands in for the whole process.
                 parts = self._replicas.run(self._inside, share)[:share.rows]
-        return together(parts, self._layout, share.rows if self._replicas is not None else 1)
+        return together(parts, self._layout, 1 if self._whole else share.rows)
 
     def _inside(self, share: Share) -> Intermediates:
-        """The same pass as in training, recorded as tensors."""
-        run = Pass(training=True, masks=share.masks, step=self._iterations(), share=share)
-        if self._placed is not None:
-            def losses(logits: tf.Tensor) -> Tuple[tf.Tensor, tf.Tensor]:
-                return (mean_cross_entropy(logits, share.labels),) * 2
+        """The same passes as in training, piece by piece with the same factors, recorded as tensors."""
+        parts = [self._inside_piece(piece) for piece in pieces(share, self._pieces)]
+        if len(parts) == 1:
+            return parts[0]
+        return Intermediates(
+            tf.add_n([part.loss for part in parts]),
+            {name: tf.concat([part.outputs[name] for part in parts], 0) for name in parts[0].outputs},
+            {name: tf.concat([part.output_gradients[name] for part in parts], 0) for name in parts[0].output_gradients},
+            {name: tf.add_n([part.gradients[name] for part in parts]) for name in parts[0].gradients})
 
+    def _inside_piece(self, share: Share) -> Intermediates:
+        run = Pass(training=True, masks=share.masks, step=self._iterations(), share=share)
+
+        def losses(logits: tf.Tensor) -> Tuple[tf.Tensor, tf.Tensor]:
+            if self._whole:
+                return (mean_cross_entropy(logits, share.labels),) * 2
+            loss = loss_sum(logits, share.labels)
+            return loss, scaled(loss, share)
+
+        if self._placed is not None:
             loss, found, gradients = placement.differentiate(
                 self._network, self._placed, run, share.x, losses, self._variables)
             gradients = placement.joined({name: gradients[name] for name in self._variables})
@@ -219,11 +233,7 @@ class TensorFlowEngine(Engine):
         with tf.GradientTape() as tape:
             tape.watch(share.x)
             logits = self._network(share.x, run)
-            if share.add is None:
-                loss = total = mean_cross_entropy(logits, share.labels)
-            else:
-                loss = loss_sum(logits, share.labels)
-                total = scaled(loss, share)
+            loss, total = losses(logits)
         names, outputs = list(run.outputs), list(run.outputs.values())
         found = tape.gradient(total, outputs + list(self._variables.values()))
         outputs, found = ([tf.cast(value, self._dtype) for value in values] for values in (outputs, found))
