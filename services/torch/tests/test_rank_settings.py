@@ -12,14 +12,14 @@ from test_engine import everything
 from crosstrain_service.capabilities import UNSUPPORTED, features_of_execution, require
 from crosstrain_service.errors import CrosstrainError
 from crosstrain_service.model import Convolution, Dense, Flatten, Pool, Relu
+from crosstrain_service.parallel.horovod_settings import interface, place, serve
 from crosstrain_service.testing import cnn2
 from crosstrain_service.training import Execution, Parallel, Ranks
 from crosstrain_torch import environment, refusal
 from crosstrain_torch.communication import listen
 from crosstrain_torch.engine import TorchEngine
-from crosstrain_torch.horovod_backend import obstacle, serve
+from crosstrain_torch.horovod_backend import obstacle
 from crosstrain_torch.partition import Division, divisions, stages
-from crosstrain_torch.surroundings import interface, place
 
 
 def test_one_host_talks_over_loopback():

@@ -1,24 +1,17 @@
 """Data parallel training by Horovod: a process per rank, gradients added up by Horovod's operations.
 
-The processes find each other through Horovod's key-value store, which knows no authentication: rank 0 serves it on
-one address only, where Horovod's launcher would take all interfaces. Horovod on GPUs has not been run.
+Horovod on GPUs has not been run.
 """
 
 import importlib.util
-import socket
-import threading
-import time
 from typing import Any, Callable, List
 
 import tensorflow as tf
 
+from crosstrain_service.parallel.horovod_settings import begin
 from crosstrain_service.training import Execution
 
-from . import surroundings
 from .shares import Share
-
-#: Longest time that the others may take to start, seconds.
-TIMEOUT = 300.0
 
 
 def obstacle() -> str:
@@ -40,14 +33,7 @@ class HorovodRanks:
     def __init__(self, execution: Execution) -> None:
         import horovod.tensorflow as hvd
 
-        # The processes stay together for the engines that follow: what they left in the store would lead them astray
-        # if they met anew.
-        if not hvd.is_initialized():
-            address, port = surroundings.rendezvous(execution)
-            if execution.ranks.rank == 0:
-                _serve(address, port)
-            _await(address, port)
-            hvd.init()
+        begin(execution, hvd)
         self._hvd = hvd
         self.count = hvd.size()
         self.first = hvd.rank()
@@ -80,38 +66,3 @@ class HorovodRanks:
 
     def close(self) -> None:
         """Nothing: Horovod ends with the process."""
-
-
-def _serve(address: str, port: int) -> None:
-    from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPServer
-
-    class Handler(RendezvousHandler):
-        def do_DELETE(self) -> None:  # noqa: N802
-            # Everything stays until the process ends: a slow process may still want what a fast one is done with.
-            self.send_status_code(200)
-
-    class Server(RendezvousHTTPServer):
-        daemon_threads = True
-        address_family = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0][0]
-
-        def server_bind(self) -> None:
-            # Without the name look-up of ``HTTPServer``.
-            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            self.socket.bind(self.server_address)
-            self.server_address = self.socket.getsockname()
-            self.server_name, self.server_port = address, port
-
-    server = Server((address, port), Handler, 0)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-
-
-def _await(address: str, port: int) -> None:
-    end = time.monotonic() + TIMEOUT
-    while True:
-        try:
-            socket.create_connection((address, port), 5).close()
-            return
-        except OSError:
-            if time.monotonic() > end:
-                raise
-            time.sleep(0.02)

@@ -1,25 +1,22 @@
 """Data parallel ranks by Horovod: gradients averaged by its background thread while the backward pass goes on.
 
 Every gradient is handed over as soon as it is complete, as Horovod's own ``DistributedOptimizer`` does; what is
-minimised, and the weight of uneven shares, is as :mod:`.steps` says. The processes find each other through Horovod's
-key-value store, which rank 0 serves on one address only: the loopback interface's for ranks of one host, else its own
-in the group. Horovod's launcher would serve it on all interfaces, without any authentication.
+minimised, and the weight of uneven shares, is as :mod:`.steps` says.
 
 Horovod with NCCL, for device "cuda", has not been run.
 """
 
 import importlib.util
-import socket
-import threading
 import time
 from typing import Any, List
 
 import torch
 from torch import nn
 
+from crosstrain_service.parallel.horovod_settings import begin
 from crosstrain_service.training import Execution
 
-from .communication import TIMEOUT, Group, Traffic, World
+from .communication import Group, Traffic, World
 from .model import Network
 from .precision import Precision
 from .steps import Clock, Steps
@@ -68,18 +65,8 @@ class HorovodWorld(World):
     def __init__(self, execution: Execution) -> None:
         import horovod.torch as hvd
 
-        ranks = execution.ranks
-        super().__init__(ranks.size)
-        # The processes stay together for the engines that follow: what they left in the store would lead them astray
-        # if they met anew.
-        if not hvd.is_initialized():
-            address = "127.0.0.1" if ranks.members == 1 else ranks.hosts[0]
-            if ranks.rank == 0:
-                serve(address, ranks.ports[0])
-            else:
-                # Horovod itself gives up after a few tries.
-                _await(address, ranks.ports[0])
-            hvd.init()
+        super().__init__(execution.ranks.size)
+        begin(execution, hvd)
         self.data = HorovodGroup(self.traffic)
 
 
@@ -134,41 +121,3 @@ class _Switch:
 
     def __exit__(self, *_: Any) -> None:
         self._steps._reduces = True
-
-
-def _await(address: str, port: int) -> None:
-    end = time.monotonic() + TIMEOUT.total_seconds()
-    while True:
-        try:
-            socket.create_connection((address, port), 5).close()
-            return
-        except OSError:
-            if time.monotonic() > end:
-                raise
-            time.sleep(0.02)
-
-
-def serve(address: str, port: int) -> Any:
-    """Horovod's key-value store, served at this address alone until the process ends."""
-    from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPServer
-
-    class Handler(RendezvousHandler):
-        def do_DELETE(self) -> None:  # noqa: N802
-            # A slow process may still want what a fast one is done with.
-            self.send_status_code(200)
-
-    class Server(RendezvousHTTPServer):
-        daemon_threads = True
-        address_family = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0][0]
-        request_queue_size = 128
-
-        def server_bind(self) -> None:
-            # Without the name look-up of ``HTTPServer``.
-            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            self.socket.bind(self.server_address)
-            self.server_address = self.socket.getsockname()
-            self.server_name, self.server_port = address, port
-
-    server = Server((address, port), Handler, 0)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    return server
