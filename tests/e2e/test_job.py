@@ -73,7 +73,7 @@ def test_epochs_and_steps(results: Results) -> None:
     text = pa.dictionary(pa.int32(), pa.string())
     seconds = {f"{name}_seconds" for name in ("step", "data", "copy", "compute", "sync", "callback")}
     assert kinds == {
-        "engine": text, "version": text, "run_id": text, "repeat": pa.int32(), "step": pa.int64(),
+        "engine": text, "version": text, "variant": text, "run_id": text, "repeat": pa.int32(), "step": pa.int64(),
         "epoch": pa.int32(), "loss": pa.float64(), "learning_rate": pa.float64(), "samples": pa.int32(),
         **dict.fromkeys(seconds, pa.float64()),
     }  # fmt: skip

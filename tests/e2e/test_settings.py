@@ -116,8 +116,8 @@ def test_the_engine_that_lacks_something_stops_the_whole_job(
     error = platform.refused(inputs.document(engines, semantics="native"), digits)
     assert (error.reason, error.field) == ("UNSUPPORTED", "engines[1]")
     assert "engine reference@1 does not support: semantics.native" in error.message
-    error = platform.refused(inputs.document(["torch"], devices={"count": 2}), digits)
-    assert "parallel.data" in error.message or "devices.count" in error.message
+    error = platform.refused(inputs.document(["torch", "reference[data=2]"]), digits)
+    assert error.reason == "UNSUPPORTED" and "engine reference@1 does not support: parallel.data" in error.message
     error = platform.refused(inputs.document(["torch"], devices={"kind": "cuda", "index": 900}), digits)
     assert error.reason == "UNSUPPORTED" and "no device cuda:900" in error.message
 
