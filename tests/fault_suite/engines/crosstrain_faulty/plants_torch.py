@@ -353,15 +353,15 @@ class AnyOrder(Plant):
     """
 
     def train(self, engine, loop):
-        inner = engine._loss
+        inner = engine._steps.loss
 
         def loss(x, labels, masks):
             order = torch.from_numpy(np.random.RandomState().permutation(len(x)))
             return inner(x[order], labels[order], {name: mask[order] for name, mask in masks.items()})
 
-        engine._loss = loss
+        engine._steps.loss = loss
         engine.train(loop)
-        engine._loss = inner
+        engine._steps.loss = inner
 
 
 def _mean_of_means(logits, labels):
