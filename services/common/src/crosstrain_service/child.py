@@ -122,7 +122,7 @@ def main() -> int:
     """Executes one attempt of a run, or one rank of it."""
     options = parser(__doc__ or "")
     options.add_argument("--ranks-folder", default="", help="folder of the processes that train together")
-    options.add_argument("--rank", type=int, default=-1, help="number of this process (-1: given by mpirun)")
+    options.add_argument("--rank", type=int, default=-1, help="number of this process (-1: given by mpiexec)")
     arguments = options.parse_args()
     if arguments.ranks_folder:
         return storage_guard(lambda: _rank(arguments))

@@ -89,11 +89,11 @@ class LocalRanks:
         self._started = time.time()
         environment = importlib.import_module(package).environment  # type: ignore[attr-defined]
         self._processes: Dict[int, subprocess.Popen[bytes]] = {}
-        self._mpirun: Optional[subprocess.Popen[bytes]] = None
+        self._mpiexec: Optional[subprocess.Popen[bytes]] = None
         base = child + ["--ranks-folder", folder]
         if execution.parallel.backend == "mpi":
             own = of_process(execution, self._ranks[0], threads_given)
-            self._mpirun = subprocess.Popen(
+            self._mpiexec = subprocess.Popen(
                 mpi.command(len(self._ranks), folder, base), stdin=subprocess.DEVNULL,
                 env=dict(os.environ, **environment(engine, own, work)), pass_fds=[lock], preexec_fn=die_with_parent)
             return
@@ -108,11 +108,11 @@ class LocalRanks:
         for item in self._ranks:
             if item.rank not in self._ends:
                 self._look(item.rank)
-        if self._mpirun is not None and self._mpirun.poll() is not None:
+        if self._mpiexec is not None and self._mpiexec.poll() is not None:
             for item in self._ranks:
                 if item.rank not in self._ends:
-                    # mpirun itself failed, or it killed this rank after another one had ended.
-                    self._end(End(item.rank, self._mpirun.returncode or 1, time.time()))
+                    # mpiexec itself failed, or it killed this rank after another one had ended.
+                    self._end(End(item.rank, self._mpiexec.returncode or 1, time.time()))
         return len(self._ends) == len(self._ranks)
 
     def _look(self, rank: int) -> None:
@@ -171,8 +171,8 @@ class LocalRanks:
         """Ends all that are left: politely, then not."""
         pids = [pid for pid in (self.pid(item.rank) for item in self._ranks) if pid is not None]
         born = {pid: start_time(pid) for pid in pids}
-        if self._mpirun is not None:
-            pids.append(self._mpirun.pid)
+        if self._mpiexec is not None:
+            pids.append(self._mpiexec.pid)
         deadline = time.time() + _TERMINATE_SECONDS
         for number in (signal.SIGTERM, signal.SIGCONT):
             self._all(pids, born, number)
@@ -193,8 +193,8 @@ class LocalRanks:
                 pass
 
     def _gone(self) -> bool:
-        if self._mpirun is not None:
-            return self._mpirun.poll() is not None
+        if self._mpiexec is not None:
+            return self._mpiexec.poll() is not None
         return all(process.poll() is not None for process in self._processes.values())
 
 
