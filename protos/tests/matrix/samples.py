@@ -31,8 +31,8 @@ MODULES = (
     training_pb2,
 )
 
-# The largest oneof (RunEvent.event) has 12 members.
-MAX_VARIANTS = 12
+# The largest oneof (RunEvent.event) has 14 members.
+MAX_VARIANTS = 14
 
 _INTEGERS = {
     FieldDescriptor.CPPTYPE_INT32: 32,

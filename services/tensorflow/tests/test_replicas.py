@@ -6,6 +6,7 @@ import pytest
 
 from crosstrain_service import model as plain
 from crosstrain_service.engine import Batch
+from crosstrain_service.errors import CrosstrainError
 from crosstrain_service.probe import record_steps
 from crosstrain_service.testing import ListLoop, cnn2, make_batches
 from crosstrain_service.training import Parallel, WeightDecay
@@ -20,6 +21,10 @@ EVERYTHING = {"weight_decay": WeightDecay(0.01), "clip_norm": 0.5}
 def rows(batch, count):
     masks = {name: mask[:count] for name, mask in batch.masks.items()}
     return Batch(batch.step, batch.x[:count], batch.labels[:count], batch.learning_rate, masks)
+
+
+def keras_major(kind):
+    return int(kind.info().libraries["keras"].split(".")[0])
 
 
 def batches_of(model, precision="float64", size=13, count=5, last=1):
@@ -86,7 +91,14 @@ def test_native_ranks_draw_dropout_differently(kind):
 @pytest.mark.parametrize("model", [SMALL, NORMED], ids=["cnn2", "norm"])
 def test_native_semantics(kind, model):
     settings = oracle.training(oracle.RULES["adam"], weight_decay=WeightDecay(0.01))
-    assert deviation(kind, model, settings, 2, semantics="native", last=4) < 1e-11
+    try:
+        found = deviation(kind, model, settings, 2, semantics="native", last=4)
+    except CrosstrainError as error:
+        # Its synchronised layer cannot do it: refused, not wrong.
+        assert keras_major(kind) == 2 and model is NORMED and "single precision" in error.message
+        assert deviation(kind, model, settings, 2, "float32", semantics="native", last=4) < 1e-3
+    else:
+        assert found < 1e-11
 
 
 def test_a_checkpoint_of_two_ranks_goes_on_with_three(kind):

@@ -10,7 +10,7 @@ from tensorflow import keras
 
 from crosstrain_service.engine import Arrays, Batch, Engine, EngineInfo, Intermediates, Loop
 from crosstrain_service.errors import CrosstrainError
-from crosstrain_service.model import Model
+from crosstrain_service.model import BatchNorm, Model
 from crosstrain_service.training import Execution, Training
 
 from .. import device, features
@@ -50,6 +50,10 @@ class KerasEngine(Engine):
         if execution.parallel.data > 1 and execution.native and training.clip_norm and compat.KERAS_3:
             raise CrosstrainError("UNSUPPORTED", "Keras 3 clips the gradient of each replica before it adds them up; "
                                   "choose canonical semantics or no clipping")
+        shared = execution.parallel.data > 1 and execution.native and not execution.parallel.local_batch_norm
+        if shared and execution.precision == "float64" and model.layers_of(BatchNorm) and not compat.KERAS_3:
+            raise CrosstrainError("UNSUPPORTED", "the synchronised batch norm of Keras 2 divides by a count in single "
+                                  "precision; choose float32, canonical semantics or local_batch_norm")
         self._steps = 0
         self._shares = data_ranks(execution)
         with self._scope(), contextlib.nullcontext() if self._shares is None else self._shares.scope():
