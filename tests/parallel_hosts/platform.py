@@ -88,7 +88,8 @@ class Platform:
         )  # fmt: skip
 
     def create(self, text: str, job_id: str) -> str:
-        """Creates a job; the id of its first run."""
+        """Creates a job; the id of its first run. A member that was cut off before may have to register again."""
+        self.await_services()
         return self.client.create_job(text, self.train, None, job_id).runs[0].run.run_id
 
     def events(self, job_id: str) -> Iterable[run_pb2.RunEvent]:
