@@ -40,7 +40,6 @@ class Channel:
         self._connections: Dict[int, Connection] = {}
         self._inbox: Dict[int, queue.Queue[Optional[bytes]]] = {}
         self._sending = threading.Lock()
-        self._closed = False
 
     def _attach(self, rank: int, connection: Connection) -> None:
         self._connections[rank] = connection

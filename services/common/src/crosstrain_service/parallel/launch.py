@@ -23,11 +23,11 @@ from ..errors import CrosstrainError
 from ..events import EventLog
 from ..rundir import write_file
 from ..spool import SpoolWriter
-from ..training import Parallel, Ranks
+from ..training import Parallel
 from .channel import ADDRESS
 from .greeting import Door, knock_until
 from .members import Greeting, Link, error_from_json, error_to_json, greet_all
-from .plan import Plan, free_ports, group_of, group_plan, local_plan, processes_of, shrunk, write_plan
+from .plan import Plan, free_ports, group_of, group_plan, local_plan, processes_of, ranks_from_json, shrunk, write_plan
 from .watch import GRACE_SECONDS, End, LocalRanks, first_cause
 
 #: Time a member looks for its leader in one attempt, seconds.
@@ -145,7 +145,7 @@ class Launch:
         parallel = self._parallel
         missing = [count for member, count in enumerate(group.ranks) if member and member not in found]
         if missing:
-            smaller = shrunk(Parallel(**dict(dataclasses.asdict(parallel))), sum(missing))
+            smaller = shrunk(parallel, sum(missing))
             if smaller is None:
                 raise CrosstrainError("RANK_LOST", "%d of %d members are left, fewer than the job allows"
                                       % (len(found) + 1, len(group.ranks)))
@@ -235,14 +235,17 @@ class Launch:
         self._tell_members({"outcome": "succeeded" if succeeded else "failed", "error": error_to_json(error)})
         if error is not None and error.reason == "STORAGE_FULL":
             self._begun.directory.free_reserve()
-        log = self._log()
-        log.state(state, error)
-        log.spool.close()
+        self._note(state, error)
         return status
 
     def _log(self) -> EventLog:
         directory = self._begun.directory
         return EventLog(SpoolWriter(directory.spool), self._begun.stored.request.run_id, self._arguments.attempt)
+
+    def _note(self, state: int, error: Optional[CrosstrainError] = None) -> None:
+        log = self._log()
+        log.state(state, error)
+        log.spool.close()
 
     def _emit(self, **event: Any) -> None:
         log = self._log()
@@ -254,10 +257,8 @@ class Launch:
     def _follow(self) -> int:
         group = self._group
         assert group is not None
-        log = self._log()
-        log.state(run_pb2.RUN_STATE_RUNNING)
-        log.emit(attempt_started=run_pb2.AttemptStarted(ranks=sum(group.ranks)))
-        log.spool.close()
+        self._note(run_pb2.RUN_STATE_RUNNING)
+        self._emit(attempt_started=run_pb2.AttemptStarted(ranks=sum(group.ranks)))
         connection = knock_until((group.leader_host, group.leader_port), group.secret,
                                  time.time() + FIND_LEADER_SECONDS)
         if connection is None:
@@ -278,7 +279,7 @@ class Launch:
             message = link.await_message(1.0)
             if message is not None and "plan" in message:
                 self._member = int(message["place"])
-                ranks = [_ranks_from_json(item) for item in message["plan"]]
+                ranks = [ranks_from_json(item) for item in message["plan"]]
                 return Plan(ranks, Parallel(**message["parallel"]), secret)
         return None
 
@@ -308,12 +309,9 @@ class Launch:
         local.kill()
         if message["outcome"] == "again":
             return EXIT_RANK_LOST
-        log = self._log()
-        if message["outcome"] == "succeeded":
-            log.state(run_pb2.RUN_STATE_SUCCEEDED)
-        else:
-            log.state(run_pb2.RUN_STATE_FAILED, error_from_json(message["error"]))
-        log.spool.close()
+        succeeded = message["outcome"] == "succeeded"
+        self._note(run_pb2.RUN_STATE_SUCCEEDED if succeeded else run_pb2.RUN_STATE_FAILED,
+                   error_from_json(message["error"]))
         return 0
 
     def fail(self, error: CrosstrainError) -> int:
@@ -327,10 +325,6 @@ def _end_to_json(end: End) -> List[Any]:
 
 def _end_from_json(value: List[Any]) -> End:
     return End(value[0], value[1], value[2], error_from_json(value[3]), value[4])
-
-
-def _ranks_from_json(value: Dict[str, Any]) -> Ranks:
-    return Ranks(**dict(value, hosts=tuple(value["hosts"]), ports=tuple(value["ports"])))
 
 
 def main() -> int:

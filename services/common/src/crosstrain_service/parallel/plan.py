@@ -137,5 +137,10 @@ def read_plan(folder: str) -> Plan:
     """The plan that the launcher wrote."""
     with open(os.path.join(folder, PLAN), "rb") as file:
         value = json.loads(file.read().decode("utf-8"))
-    ranks = [Ranks(**dict(item, hosts=tuple(item["hosts"]), ports=tuple(item["ports"]))) for item in value["ranks"]]
+    ranks = [ranks_from_json(item) for item in value["ranks"]]
     return Plan(ranks, Parallel(**value["parallel"]), bytes.fromhex(value["secret"]))
+
+
+def ranks_from_json(value: Dict[str, Any]) -> Ranks:
+    """A process's place from what ``dataclasses.asdict`` and JSON made of it."""
+    return Ranks(**dict(value, hosts=tuple(value["hosts"]), ports=tuple(value["ports"])))

@@ -86,7 +86,6 @@ class LocalRanks:
         self._folder = folder
         self._ends: Dict[int, End] = {}
         self._stopped: Dict[int, float] = {}
-        self._started = time.time()
         environment = importlib.import_module(package).environment  # type: ignore[attr-defined]
         self._processes: Dict[int, subprocess.Popen[bytes]] = {}
         self._mpiexec: Optional[subprocess.Popen[bytes]] = None
