@@ -31,7 +31,7 @@ MAX_WAITING = 1000
 MAX_FRUITLESS_ATTEMPTS = 3
 #: Time a child gets to end by itself before it is killed, seconds.
 TERMINATE_SECONDS = 1.0
-_POLL_SECONDS = 0.02
+_POLL_SECONDS = 0.05
 #: A run that is asked for a checkpoint is asked again after this time, seconds.
 _ASK_SECONDS = 1.0
 #: Head start of the answer to a call over the start of the run's process.

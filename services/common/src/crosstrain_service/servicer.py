@@ -23,8 +23,8 @@ from .status import abort
 from .training import Execution, Training
 
 MAX_CASES = 500
-#: A watcher looks for new events this often, seconds.
-_WATCH_SECONDS = 0.01
+#: A watcher looks for new events this often, seconds: what it takes from the processor, training does not have.
+_WATCH_SECONDS = 0.05
 #: The same while the run waits for its device.
 _WATCH_QUEUED_SECONDS = 0.1
 #: Streams of WatchRun open at the same time.

@@ -21,7 +21,10 @@ STOPPED_SECONDS = 3.0
 #: Time the others get to end after one has, so that the first cause can be told from its consequences, seconds.
 GRACE_SECONDS = 1.0
 _TERMINATE_SECONDS = 1.0
+#: An end is seen so much later than it happens, seconds.
 _SEEN_SECONDS = 0.05
+#: Time between looks whether a rank is stopped, seconds: they cost more than to see that it has ended.
+_LOOK_SECONDS = 0.5
 _PR_SET_PDEATHSIG = 1
 
 
@@ -85,7 +88,9 @@ class LocalRanks:
         self._ranks = list(ranks)
         self._folder = folder
         self._ends: Dict[int, End] = {}
+        self._pids: Dict[int, int] = {}
         self._stopped: Dict[int, float] = {}
+        self._looked = 0.0
         environment = importlib.import_module(package).environment  # type: ignore[attr-defined]
         self._processes: Dict[int, subprocess.Popen[bytes]] = {}
         self._mpiexec: Optional[subprocess.Popen[bytes]] = None
@@ -104,9 +109,12 @@ class LocalRanks:
 
     def poll(self) -> bool:
         """Looks once; returns whether all have ended."""
+        thorough = time.monotonic() - self._looked > _LOOK_SECONDS
+        if thorough:
+            self._looked = time.monotonic()
         for item in self._ranks:
             if item.rank not in self._ends:
-                self._look(item.rank)
+                self._look(item.rank, thorough)
         if self._mpiexec is not None and self._mpiexec.poll() is not None:
             for item in self._ranks:
                 if item.rank not in self._ends:
@@ -114,7 +122,7 @@ class LocalRanks:
                     self._end(End(item.rank, self._mpiexec.returncode or 1, time.time()))
         return len(self._ends) == len(self._ranks)
 
-    def _look(self, rank: int) -> None:
+    def _look(self, rank: int, thorough: bool) -> None:
         process = self._processes.get(rank)
         if process is not None:
             status = process.poll()
@@ -126,6 +134,10 @@ class LocalRanks:
             if noted is not None:
                 self._end(End(rank, noted[0], noted[1]))
                 return
+        if thorough:
+            self._look_for_stop(rank)
+
+    def _look_for_stop(self, rank: int) -> None:
         pid = self.pid(rank)
         if pid is None or not _stopped(pid):
             self._stopped.pop(rank, None)
@@ -141,11 +153,13 @@ class LocalRanks:
         process = self._processes.get(rank)
         if process is not None:
             return process.pid
-        try:
-            with open(os.path.join(self._folder, "rank-%d.pid" % rank)) as file:
-                return int(file.read())
-        except (FileNotFoundError, ValueError):
-            return None
+        if rank not in self._pids:
+            try:
+                with open(os.path.join(self._folder, "rank-%d.pid" % rank)) as file:
+                    self._pids[rank] = int(file.read())
+            except (FileNotFoundError, ValueError):
+                return None
+        return self._pids[rank]
 
     @property
     def ends(self) -> List[End]:
