@@ -30,17 +30,13 @@ def main() -> int:
                         help="keep the file's results of what does not run now, and write the documentation")
     parser.add_argument("--json", type=Path, default=ROOT / "build" / "parallel-suite.json", help="file of results")
     parser.add_argument("--docs", type=Path, default=ROOT / "docs" / "parallel-suite.md", help="document to update")
-    parser.add_argument("--workers", type=int, default=2, help="service processes at a time")
+    parser.add_argument("--workers", type=int, default=2, help="services, and processes that judge, at a time")
     options = parser.parse_args()
     names = options.cases.split(",") if options.cases else [case.name for case in cases()]
     chosen = tuple(case for case in cases() if case.name in names)
     execution = Execution(lambda line: print(line, flush=True), chosen, options.strategy)
-    engines = choose(options.only)
-    if not options.no_parity:
-        execution.run(engines, options.workers)
-    if not options.no_faults:
-        execution.run_faults(engines, FAULTS, options.workers)
-    results = execution.results
+    planted = () if options.no_faults else FAULTS
+    results = execution.run(choose(options.only), options.workers, parity=not options.no_parity, planted=planted)
     summary = table.Summary(results)
     if options.join and options.json.exists():
         results = table.joined(table.read_json(options.json), results)

@@ -1,4 +1,4 @@
-"""Runs the plans of all engines, some services at a time, and judges what they record."""
+"""Runs the plans of all engines, some services at a time, and has what they record judged by other processes."""
 
 from __future__ import annotations
 
@@ -6,23 +6,27 @@ import concurrent.futures
 import threading
 import time
 from collections.abc import Callable, Iterable
+from concurrent.futures import Future
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import grpc
 
 from crosstrain.compare.freerun.traces import LossTrace
+from crosstrain_protos.v1 import service_pb2
 from tests.conformance.suite import Outcome
 from tests.fault_suite.runs import faulty_service, probe
 from tests.support.catalogue import EngineId
 from tests.support.service import RunFailed, Service, ServiceUnavailable, features
 
 from . import faults, scoring
+from .judges import Judges
 from .nets import TRAINED, Sampled
-from .plan import FaultTask, Plan, Task, fault_tasks, plan
-from .strategies import ALONE, Strategy
+from .plan import FaultTask, Task, fault_tasks, plan
 from .trained import train
 
 Say = Callable[[str], None]
+Traces = dict[str, LossTrace | str]
 
 
 @dataclass
@@ -39,6 +43,13 @@ class Results:
     seconds: float = 0.0
 
 
+class _Pending(NamedTuple):
+    """A case whose records are being judged."""
+
+    case: Sampled
+    judged: Future[scoring.Judged]
+
+
 class Execution:
     """Executes the plans; ``say`` is told what is going on."""
 
@@ -50,13 +61,27 @@ class Execution:
         self._lock = threading.Lock()
         self.results = Results()
 
-    def run(self, engines: Iterable[EngineId], workers: int = 2) -> Results:
-        """Runs all; a service that cannot run here is noted."""
+    def run(
+        self,
+        engines: Iterable[EngineId],
+        workers: int = 2,
+        *,
+        parity: bool = True,
+        planted: tuple[faults.Fault, ...] = (),
+    ) -> Results:
+        """Runs ``workers`` services at a time: parity, and in services of their own the faults. An engine that cannot
+        run here is noted.
+        """
         services: dict[str, list[EngineId]] = {}
         for engine in engines:
             services.setdefault(engine.service, []).append(engine)
-        with concurrent.futures.ThreadPoolExecutor(workers) as pool:
-            for done in [pool.submit(self._service, name, items) for name, items in services.items()]:
+        works: list[tuple[str, Callable[[str], Service], Callable[[Service, EngineId, Declared], None]]] = []
+        if parity:
+            works += [(name, Service, self._engine) for name in services]
+        if planted:
+            works += [(name, faulty_service, lambda *known: self._faulty(*known, planted)) for name in services]
+        with Judges(workers) as self._judges, concurrent.futures.ThreadPoolExecutor(workers) as pool:
+            for done in [pool.submit(self._service, name, services[name], *how) for name, *how in works]:
                 done.result()
         self.results.seconds = time.monotonic() - self._begin
         return self.results
@@ -65,9 +90,16 @@ class Execution:
         """Says a line with the time since the start."""
         self._say(f"[{time.monotonic() - self._begin:4.0f} s] {line}")
 
-    def _service(self, name: str, engines: list[EngineId]) -> None:
+    def _service(
+        self,
+        name: str,
+        engines: list[EngineId],
+        start: Callable[[str], Service],
+        work: Callable[[Service, EngineId, Declared], None],
+    ) -> None:
+        """Starts a service and works with each of its engines that can run here."""
         try:
-            service = Service(name)
+            service = start(name)
         except ServiceUnavailable as reason:
             self._missing(engines, str(reason))
             return
@@ -77,57 +109,134 @@ class Execution:
                 description = descriptions.get(engine.name)
                 if description is None or description.unavailable_reason:
                     self._missing([engine], description.unavailable_reason if description else "no such engine")
-                    continue
-                found = plan(name, engine.name, features(description), self._chosen, self._only)
-                with self._lock:
-                    self.results.undeclared += [(str(engine), *item) for item in found.missing.items()]
-                self._engine(service, engine, found)
+                else:
+                    work(service, engine, description)
 
-    def run_faults(self, engines: Iterable[EngineId], chosen: tuple[faults.Fault, ...], workers: int = 2) -> Results:
-        """Plants faults in every engine of which each rank is a process."""
-        begin = time.monotonic()
-        services: dict[str, list[EngineId]] = {}
-        for engine in engines:
-            services.setdefault(engine.service, []).append(engine)
-        with concurrent.futures.ThreadPoolExecutor(workers) as pool:
-            for done in [pool.submit(self._faulty, name, items, chosen) for name, items in services.items()]:
-                done.result()
-        self.results.seconds += time.monotonic() - begin
-        return self.results
+    def _missing(self, engines: list[EngineId], reason: str) -> None:
+        with self._lock:
+            self.results.missing.update((str(engine), reason) for engine in engines)
+        self.report(f"{', '.join(map(str, engines))}: {reason}")
 
-    def _faulty(self, name: str, engines: list[EngineId], chosen: tuple[faults.Fault, ...]) -> None:
-        try:
-            service = faulty_service(name)
-        except ServiceUnavailable as reason:
-            self._missing(engines, str(reason))
+    def _engine(self, service: Service, engine: EngineId, description: Declared) -> None:
+        """The parity of one engine: every strategy against one rank."""
+        found = plan(engine.service, engine.name, features(description), self._chosen, self._only)
+        with self._lock:
+            self.results.undeclared += [(str(engine), *item) for item in found.missing.items()]
+            self.results.refused += [
+                (str(engine), task.strategy.title, *item) for task in found.tasks for item in task.refused.items()
+            ]
+        if not found.tasks:
+            self.report(f"{engine}: declares nothing to run on several ranks")
             return
-        with service:
-            descriptions = service.describe()
-            for engine in engines:
-                description = descriptions.get(engine.name)
-                if description is None or description.unavailable_reason:
-                    continue
-                for task in fault_tasks(name, engine.name, features(description), chosen, self._only):
-                    self._plant(service, engine, task)
+        alone = {task.strategy.precision: self._recorded(service, engine, task) for task in found.alone}
+        traces: Traces = {}
+        if any(task.trained for task in found.tasks):
+            self._train(service, engine, next(task for task in found.alone if not task.strategy.execution.precision),
+                        traces)  # fmt: skip
+        # One strategy is judged while the next one runs.
+        with concurrent.futures.ThreadPoolExecutor(1) as after:
+            done = []
+            for task in found.tasks:
+                begin = time.monotonic()
+                spread = self._recorded(service, engine, task)
+                if task.trained:
+                    self._train(service, engine, task, traces)
+                seconds = time.monotonic() - begin
+                done.append(after.submit(self._compare, engine, task, alone[task.strategy.precision], spread, traces,
+                                         seconds))  # fmt: skip
+            for item in done:
+                item.result()
+
+    def _recorded(self, service: Service, engine: EngineId, task: Task) -> dict[str, _Pending]:
+        """The cases of a task by name, recorded by the engine and handed to the judges."""
+        title = task.strategy.title
+        arguments = (str(engine), f"{engine} ({title})")
+        found = {}
+        cases = {case.name: case for case in task.cases}
+
+        def judge(name: str, outcome: Outcome) -> None:
+            judged = self._judges.submit(scoring.judge, *arguments, cases[name], outcome, task.strategy.precision)
+            found[name] = _Pending(cases[name], judged)
+
+        run_id = f"{_plain(engine.name)}-{_plain(title)}"
+        try:
+            for name, outcome in probe(service, engine.name, task.cases, task.strategy.execution, run_id):
+                judge(name, outcome)
+        except grpc.RpcError as error:
+            failed = Outcome(error=f"{error.code().name}: {error.details()}")
+            for name in cases.keys() - found.keys():
+                judge(name, failed)
+        return found
+
+    def _train(self, service: Service, engine: EngineId, task: Task, traces: Traces) -> None:
+        """Trains one of the cases for real; ``traces`` gets the losses, or why there are none."""
+        case = next(case for case in task.cases if case.name == TRAINED)
+        run_id = f"{_plain(engine.name)}-{_plain(task.strategy.title)}-train"
+        try:
+            found: LossTrace | str = train(service, engine.name, case, task.strategy.execution, run_id)
+        except (grpc.RpcError, RunFailed) as error:
+            found = str(error)
+        traces[task.strategy.title] = found
+
+    def _compare(
+        self,
+        engine: EngineId,
+        task: Task,
+        alone: dict[str, _Pending],
+        spread: dict[str, _Pending],
+        traces: Traces,
+        seconds: float,
+    ) -> None:
+        strategy = task.strategy
+        parities = [
+            scoring.compare(str(engine), strategy, item.case, alone[name].judged.result(), item.judged.result())
+            for name, item in spread.items()
+        ]
+        if task.trained:
+            one, several = alone[TRAINED], spread[TRAINED]
+            parities.append(scoring.compare_runs(
+                str(engine), strategy, one.case, (one.judged.result(), traces[strategy.alone.title]),
+                (several.judged.result(), traces[strategy.title])))  # fmt: skip
+        with self._lock:
+            self.results.parity += parities
+        good = sum(parity.holds for parity in parities)
+        self.report(f"{engine}, {strategy.title}: parity {good}/{len(parities)} ({seconds:.0f} s)")
+        for parity in parities:
+            for line in parity.details:
+                self.report(f"  {parity.case}: {line}")
+
+    def _faulty(
+        self, service: Service, engine: EngineId, description: Declared, chosen: tuple[faults.Fault, ...]
+    ) -> None:
+        """Plants faults in every strategy of an engine that they can be planted in."""
+        for task in fault_tasks(engine.service, engine.name, features(description), chosen, self._only):
+            self._plant(service, engine, task)
 
     def _plant(self, service: Service, engine: EngineId, task: FaultTask) -> None:
-        scores = []
+        begin = time.monotonic()
+        title = task.strategy.title
+        judged = []
         for group in task.groups():
-            by_name = {fault.sent.name: fault for fault in group}
+            left = {fault.sent.name: fault for fault in group}
+
+            def judge(name: str, outcome: Outcome, left: dict[str, faults.Fault] = left) -> None:
+                judged.append(self._judges.submit(faults.judge, left.pop(name), str(engine), title, outcome))
+
+            run_id = f"{_plain(engine.name)}-{_plain(title)}-{_plain(group[0].title)}"
             cases = [fault.sent for fault in group]
-            run_id = f"{_plain(engine.name)}-{_plain(task.strategy.title)}-{_plain(group[0].title)}"
-            left = set(by_name)
             try:
-                for name, outcome in probe(service, engine.name, cases, task.strategy.execution, run_id):
-                    left.discard(name)
-                    scores.append(faults.judge(by_name[name], str(engine), task.strategy.title, outcome))
+                for name, outcome in probe(service, engine.name, cases, group[0].execution(task.strategy.execution),
+                                           run_id):  # fmt: skip
+                    judge(name, outcome)
             except grpc.RpcError as error:
                 failed = Outcome(error=f"{error.code().name}: {error.details()}")
-                scores += [faults.judge(by_name[name], str(engine), task.strategy.title, failed) for name in left]
+                for name in list(left):
+                    judge(name, failed)
+        scores = [item.result() for item in judged]
         with self._lock:
             self.results.scores += scores
         good = sum(score.named for score in scores)
-        self.report(f"{engine}, {task.strategy.title}: faults {good}/{len(scores)}")
+        self.report(f"{engine}, {title}: faults {good}/{len(scores)} ({time.monotonic() - begin:.0f} s)")
         for score in scores:
             if not score.named:
                 found = score.error or ", ".join(score.found) or "nothing"
@@ -135,69 +244,8 @@ class Execution:
                 for line in score.details:
                     self.report(f"    {line}")
 
-    def _missing(self, engines: list[EngineId], reason: str) -> None:
-        with self._lock:
-            self.results.missing.update((str(engine), reason) for engine in engines)
-        self.report(f"{', '.join(map(str, engines))}: {reason}")
 
-    def _engine(self, service: Service, engine: EngineId, found: Plan) -> None:
-        if not found.tasks:
-            self.report(f"{engine}: declares nothing to run on several ranks")
-            return
-        alone = {name: judged for name, (judged, _) in self._task(service, engine, found.alone).items()}
-        traces: dict[str, LossTrace | str] = {}
-        for task in found.tasks:
-            with self._lock:
-                self.results.refused += [(str(engine), task.strategy.title, *item) for item in task.refused.items()]
-            judged = self._task(service, engine, task)
-            parities = [scoring.compare(str(engine), task.strategy, case, alone[name], spread)
-                        for name, (spread, case) in judged.items()]  # fmt: skip
-            parities += self._trained(service, engine, task, traces, alone, judged)
-            with self._lock:
-                self.results.parity += parities
-            good = sum(parity.holds for parity in parities)
-            self.report(f"{engine}, {task.strategy.title}: parity {good}/{len(parities)}")
-            for parity in parities:
-                for line in parity.details:
-                    self.report(f"  {parity.case}: {line}")
-
-    def _trained(
-        self,
-        service: Service,
-        engine: EngineId,
-        task: Task,
-        traces: dict[str, LossTrace | str],
-        alone: dict[str, scoring.Judged],
-        spread: dict[str, tuple[scoring.Judged, Sampled]],
-    ) -> list[scoring.Parity]:
-        """A real training run on these ranks and, the first time, on one."""
-        case = next((case for case in task.cases if case.name == TRAINED), None)
-        if case is None:
-            return []
-        strategies = [Strategy("1 rank", ALONE)] if TRAINED not in traces else []
-        for strategy in [*strategies, task.strategy]:
-            run_id = f"{_plain(engine.name)}-{_plain(strategy.title)}-train"
-            try:
-                found: LossTrace | str = train(service, engine.name, case, strategy.execution, run_id)
-            except (grpc.RpcError, RunFailed) as error:
-                found = str(error)
-            traces[TRAINED if strategies and strategy is strategies[0] else strategy.title] = found
-        return [scoring.compare_runs(str(engine), task.strategy, case, (alone[TRAINED], traces[TRAINED]),
-                                     (spread[TRAINED][0], traces[task.strategy.title]))]  # fmt: skip
-
-    def _task(self, service: Service, engine: EngineId, task: Task) -> dict[str, tuple[scoring.Judged, Sampled]]:
-        cases = {case.name: case for case in task.cases}
-        label = f"{engine} ({task.strategy.title})"
-        run_id = f"{_plain(engine.name)}-{_plain(task.strategy.title)}"
-        found = {}
-        try:
-            for name, outcome in probe(service, engine.name, task.cases, task.strategy.execution, run_id):
-                found[name] = (scoring.judge(str(engine), label, cases[name], outcome), cases[name])
-        except grpc.RpcError as error:
-            reason = f"{error.code().name}: {error.details()}"
-            for name, case in cases.items():
-                found.setdefault(name, (scoring.judge(str(engine), label, case, Outcome(error=reason)), case))
-        return found
+Declared = service_pb2.EngineDescription
 
 
 def _plain(text: str) -> str:

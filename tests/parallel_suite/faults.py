@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from crosstrain.compare import causes as conventions
 from crosstrain.compare.certificate import NotComparable, certify
 from crosstrain_service.model import BatchNorm, Dense, Dropout, Flatten, Relu
-from crosstrain_service.training import WeightDecay
-from tests.conformance.cases.builder import Case, case, conv
+from crosstrain_service.training import Execution, WeightDecay
+from tests.conformance.cases.builder import SGD, Case, case, conv
 from tests.conformance.suite import Outcome
 from tests.fault_suite.scoring import UNKNOWN
 from tests.fault_suite.verdicts import MISMATCH, document, evidence
@@ -24,8 +24,10 @@ DIVERGED = "RANK_DIVERGED"
 
 @dataclass(frozen=True)
 class Fault:
-    """One fault. ``plant``: what the test engine does, "" for a fault of the job (``job`` makes what is sent);
-    ``package``: the only package that it can be planted in, "" for all.
+    """One fault. ``plant``: what the test engine does, "" for a fault of the job (``job`` makes what is sent) or of
+    the execution (``spread`` makes it); ``packages``: those that it can be planted in, none for all; ``inside``: how
+    the names of engines begin in which it can also be planted in replicas of one process; ``short``: one of those
+    that are planted in every engine.
     """
 
     title: str
@@ -33,13 +35,24 @@ class Fault:
     name: str
     says: str
     plant: str = ""
-    package: str = ""
+    packages: tuple[str, ...] = ()
+    inside: tuple[str, ...] = ()
+    short: bool = False
     job: Callable[[Case], Case] | None = None
+    spread: Callable[[Execution], Execution] | None = None
 
     @property
     def claimed(self) -> Case:
         """What the engine is said to compute."""
         return networks()[self.network]
+
+    def execution(self, execution: Execution) -> Execution:
+        """How the ranks are asked to work."""
+        return self.spread(execution) if self.spread else execution
+
+    def fits(self, package: str, engine: str, processes: int) -> bool:
+        """Whether it can be planted in an engine, name@version, whose ranks take so many processes."""
+        return package in (self.packages or (package,)) and (processes > 1 or engine.startswith(self.inside))
 
     @property
     def sent(self) -> Case:
@@ -61,6 +74,8 @@ def networks() -> dict[str, Case]:
         "plain": case("plain", "", (2, 8, 8), layers(), weight_decay=WeightDecay(0.1), **common),
         "norm": case("norm", "", (2, 5, 5), norm, **common),
         "dropout": case("dropout", "", (1, 4, 4), dropout, **common),
+        # In native semantics frameworks differ in momentum, and in decay.
+        "drawn": case("drawn", "", (1, 4, 4), dropout, **{**common, "rule": SGD}),
     }
 
 
@@ -68,28 +83,45 @@ def _in_order(item: Case) -> Case:
     return dataclasses.replace(item, training=dataclasses.replace(item.training, keep_order=True))
 
 
-def _plant(plant: str, network: str, name: str, says: str, package: str = "") -> Fault:
-    return Fault(plant, network, name, says, plant, package)
+def _local(execution: Execution) -> Execution:
+    parallel = dataclasses.replace(execution.parallel, local_batch_norm=True)
+    return dataclasses.replace(execution, semantics="native", parallel=parallel)
+
+
+def _plant(plant: str, network: str, name: str, says: str, short: bool = False, **where: tuple[str, ...]) -> Fault:
+    return Fault(plant, network, name, says, plant, short=short, **where)
+
+
+TORCH, TENSORFLOW = "crosstrain_torch", "crosstrain_tensorflow"
+THEANO, CAFFE = "crosstrain_keras_theano", "crosstrain_caffe"
+_REPLICAS = ("tensorflow@", "keras-tensorflow@")
 
 
 FAULTS = (
-    _plant("ranks.summed", "plain", "gradient.summed_over_ranks", "gradients summed instead of averaged"),
+    _plant("ranks.summed", "plain", "gradient.summed_over_ranks", "gradients summed instead of averaged", True),
     _plant("ranks.summed.step", "plain", "gradient.summed_over_ranks", "the same in the training step alone"),
-    _plant("ranks.divided", "plain", "gradient.divided_twice", "gradients divided by the number of ranks twice"),
+    _plant("ranks.divided", "plain", "gradient.divided_twice", "gradients divided by the number of ranks twice", True),
     _plant("ranks.divided.step", "plain", "gradient.divided_twice", "the same in the training step alone"),
-    _plant("ranks.mean_of_means", "plain", "loss.mean_of_means", "mean of the means of 7 and 6 samples"),
+    _plant("ranks.mean_of_means", "plain", "loss.mean_of_means", "mean of the means of 7 and 6 samples", True),
     _plant("ranks.mean_of_means.step", "plain", "loss.mean_of_means", "the same in the training step alone"),
-    _plant("ranks.skipped", "plain", "parallel.skipped_rank", "the last rank adds nothing to one step"),
+    _plant("ranks.skipped", "plain", "parallel.skipped_rank", "the last rank adds nothing to one step", True),
     _plant("ranks.skipped.step", "plain", "parallel.skipped_rank", "the same in the training step alone"),
-    _plant("ranks.repeated", "plain", "parallel.repeated_shards", "all ranks work on the first rank's rows"),
-    Fault("ranks.unshuffled", "plain", "input.other_rows", "shards in the file's order", job=_in_order),
-    _plant("ranks.masks_of_first", "dropout", "parallel.masks_of_one_rank", "all ranks draw the same dropout masks"),
-    _plant("ranks.local_norm", "norm", "parallel.local_batch_norm", "batch normalisation over each rank's rows",
-           "crosstrain_torch"),
+    _plant("ranks.repeated", "plain", "parallel.repeated_shards", "all ranks work on the first rank's rows", True),
+    Fault("ranks.unshuffled", "plain", "input.other_rows", "shards in the file's order", short=True, job=_in_order),
+    _plant("ranks.masks_of_first", "dropout", "parallel.masks_of_one_rank", "all ranks use the same dropout masks",
+           True),
+    _plant("ranks.same_dropout", "drawn", "parallel.masks_of_one_rank",
+           "native dropout drawn by ranks that are seeded alike", True, inside=("tensorflow@", "keras-tensorflow@3")),
+    _plant("ranks.own_dropout", "drawn", "dropout.own_mask", "no fault of ranks: native dropout drawn by each rank",
+           True, inside=_REPLICAS),
+    _plant("ranks.local_norm", "norm", "parallel.local_batch_norm", "batch normalisation over each rank's rows", True,
+           packages=(TORCH, TENSORFLOW, THEANO), inside=_REPLICAS),
+    Fault("ranks.local_norm_native", "norm", "parallel.local_batch_norm", "the same as Caffe's layer does it",
+          packages=(CAFFE,), short=True, spread=_local),
     _plant("ranks.other_start", "plain", DIVERGED, "the last rank starts from other initial values"),
     _plant("ranks.own_rate", "plain", DIVERGED, "the last rank has another learning rate"),
-    _plant("ranks.no_update", "plain", DIVERGED, "the last rank leaves an update out"),
-    _plant("ranks.alone", "plain", DIVERGED, "ranks do not exchange gradients", "crosstrain_torch"),
+    _plant("ranks.no_update", "plain", DIVERGED, "the last rank leaves an update out", True),
+    _plant("ranks.alone", "plain", DIVERGED, "ranks do not exchange gradients", packages=(TORCH,)),
 )  # fmt: skip
 
 

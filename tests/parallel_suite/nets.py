@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from crosstrain.compare.certificate.comparison import Problem
 from crosstrain.compare.certificate.platform_streams import Data
 from crosstrain_service import capabilities, weights
 from crosstrain_service.model import BatchNorm, Dense, Flatten, Layer, LocalResponseNorm, Model, Relu
@@ -22,6 +23,10 @@ from tests.support.jobs import digits, network
 BATCH = 13
 #: The case that is trained for real as well.
 TRAINED = "clip_decay"
+#: Cases of every strategy, and of every strategy in mixed precision.
+BUILT_IN = ("cnn2", "cnn3")
+EVERY = (*BUILT_IN, TRAINED)
+MIXED = (*BUILT_IN, "adam")
 MOMENTUM = Rule("sgd", momentum=0.9, nesterov=False)
 _DROP = (0.1, 0.1, 0.1, 0.02, 0.02, 0.02)
 
@@ -36,6 +41,11 @@ class Sampled(Case):
     def steps(self) -> list[int]:
         """The recorded steps."""
         return list(self.recorded)
+
+    def problem(self, precision: str = "float32") -> Problem:
+        """The case as the checks take it, in mixed precision as well."""
+        half = precision.removeprefix("mixed_") if precision.startswith("mixed_") else ""
+        return dataclasses.replace(super().problem(precision), half=half)
 
     def needs_of(self, execution: Execution) -> set[str]:
         """Features that an engine must have for it on some ranks."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 import importlib
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from types import ModuleType
 
 from crosstrain_service import capabilities
@@ -16,26 +16,31 @@ from crosstrain_service.training import Execution, Training
 from tests.support import catalogue
 
 from .faults import DIVERGED, Fault
-from .nets import Sampled, cases
-from .strategies import ALONE, BACKENDS, Strategy, missing, strategies
+from .nets import BUILT_IN, EVERY, MIXED, TRAINED, Sampled, cases
+from .strategies import BACKENDS, Strategy, missing, strategies
 
 Refusal = Callable[[str, Model, Training, Execution], str]
 
 
 @dataclass(frozen=True)
 class Task:
-    """One engine and strategy: the cases to run, and those it does not offer, with the reason, by name."""
+    """One engine and strategy: the cases to run, and those it does not offer, with the reason, by name. ``trained``:
+    one of the cases is trained for real as well.
+    """
 
     strategy: Strategy
     cases: tuple[Sampled, ...]
     refused: Mapping[str, str] = field(default_factory=dict)
+    trained: bool = False
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything to do with one engine. ``missing``: strategies it does not declare, with its own reason."""
+    """Everything to do with one engine. ``alone``: one rank, in every precision; ``missing``: strategies it does not
+    declare, with its own reason.
+    """
 
-    alone: Task
+    alone: tuple[Task, ...]
     tasks: tuple[Task, ...]
     missing: Mapping[str, str]
 
@@ -45,18 +50,36 @@ def plan(
 ) -> Plan:
     """The plan of an engine; ``only`` restricts it to strategies whose title holds this text."""
     tasks, lacking = [], {}
+    chosen = chosen or cases()
+    three = False
     for strategy in strategies():
+        reason = strategy.missing(declared)
+        whole = strategy.plain or (not three and strategy.is_data(3) and not reason)
+        three = three or (strategy.is_data(3) and not reason)
         if only not in strategy.title:
             continue
-        reason = strategy.missing(declared)
         if reason:
             lacking[strategy.title] = reason
         else:
-            tasks.append(_task(service, engine, declared, strategy, chosen or cases()))
-    names = {case.name for task in tasks for case in task.cases}
-    alone = _task(service, engine, declared, Strategy("1 rank", ALONE),
-                  tuple(case for case in chosen or cases() if case.name in names))  # fmt: skip
-    return Plan(alone, tuple(tasks), lacking)
+            names = names_of(strategy, whole, _newest(service, engine))
+            task = _task(service, engine, declared, strategy, [case for case in chosen if case.name in names])
+            tasks.append(replace(task, trained=whole and any(case.name == TRAINED for case in task.cases)))
+    alone = {}
+    for task in tasks:
+        _, wanted = alone.setdefault(task.strategy.precision, (task.strategy.alone, {}))
+        wanted.update({case.name: case for case in task.cases})
+    single = tuple(_task(service, engine, declared, strategy, list(wanted.values()))
+                   for strategy, wanted in alone.values())  # fmt: skip
+    return Plan(single, tuple(tasks), lacking)
+
+
+def names_of(strategy: Strategy, whole: bool, newest: bool = True) -> Collection[str]:
+    """Names of the cases that a strategy runs: all with ``whole``, some otherwise."""
+    if strategy.precision != "float32":
+        return MIXED
+    if not newest and not strategy.is_data():
+        return BUILT_IN
+    return [case.name for case in cases()] if whole else EVERY
 
 
 @dataclass(frozen=True)
@@ -67,40 +90,59 @@ class FaultTask:
     faults: tuple[Fault, ...]
 
     def groups(self) -> Iterator[tuple[Fault, ...]]:
-        """What one probe can hold: all that are recorded together, and each that ends its run by itself."""
-        recorded = tuple(fault for fault in self.faults if fault.name != DIVERGED)
-        if recorded:
-            yield recorded
-        yield from ((fault,) for fault in self.faults if fault.name == DIVERGED)
+        """What one probe can hold: all that are recorded together, and each that ends its run by itself or is
+        asked for in another way.
+        """
+        apart = tuple(fault for fault in self.faults if fault.name == DIVERGED or fault.spread)
+        together = tuple(fault for fault in self.faults if fault not in apart)
+        if together:
+            yield together
+        yield from ((fault,) for fault in apart)
 
 
 def fault_tasks(
     service: str, engine: str, declared: Mapping[str, Feature], chosen: tuple[Fault, ...], only: str = ""
 ) -> Iterator[FaultTask]:
-    """Two data parallel ranks by every backend that starts a process for each: nothing passes between replicas in one
-    process where a fault could be planted.
+    """Two data parallel ranks by every backend. All faults by the first one that starts a process for each rank, in
+    the first engine of a package; elsewhere a part of them. Between replicas in one process only what is done inside
+    an engine can be planted.
     """
+    package = _package(service)
+    full = _first_of_package(service, engine)
+    label = f"{engine}@{catalogue.catalogue().service(service).engines[engine]}"
     for backend in BACKENDS:
         strategy = next(item for item in strategies() if item.title == f"data 2, {backend}")
-        if only not in strategy.title or strategy.missing(declared):
+        if strategy.missing(declared):
             continue
-        package = _package(service)
-        count = getattr(package, "processes", lambda engine, execution, ranks: ranks)
-        if count(engine, strategy.execution, 2) < 2:
-            continue
+        processes = getattr(package, "processes", lambda engine, execution, ranks: ranks)(
+            engine, strategy.execution, 2)  # fmt: skip
         found = []
         for fault in chosen:
+            if not (fault.short or (full and processes > 1)) or not fault.fits(package.__name__, label, processes):
+                continue
+            execution = fault.execution(strategy.execution)
             model, training = fault.claimed.model, fault.claimed.training
-            needed = fault.claimed.needs(execution=strategy.execution)
-            needed |= capabilities.features_of_both(model, strategy.execution)
-            refused = missing(needed, declared) or refusal(service)(engine, model, training, strategy.execution)
-            if not refused and fault.package in ("", package.__name__):
+            needed = fault.claimed.needs(execution=execution) | capabilities.features_of_both(model, execution)
+            if not missing(needed, declared) and not refusal(service)(engine, model, training, execution):
                 found.append(fault)
-        yield FaultTask(strategy, tuple(found))
+        full = full and processes < 2
+        if only in strategy.title and found:
+            yield FaultTask(strategy, tuple(found))
+
+
+def _newest(service: str, engine: str) -> bool:
+    return engine in catalogue.catalogue().service(service).default_for
+
+
+def _first_of_package(service: str, engine: str) -> bool:
+    package = catalogue.catalogue().service(service).package
+    first = next(item for item in catalogue.engines()
+                 if catalogue.catalogue().service(item.service).package == package)  # fmt: skip
+    return (first.service, first.name) == (service, engine)
 
 
 def _task(
-    service: str, engine: str, declared: Mapping[str, Feature], strategy: Strategy, chosen: tuple[Sampled, ...]
+    service: str, engine: str, declared: Mapping[str, Feature], strategy: Strategy, chosen: Iterable[Sampled]
 ) -> Task:
     found, refused = [], {}
     for case in chosen:

@@ -13,6 +13,7 @@ from crosstrain_service.training import Execution, Parallel
 #: One rank: what the others are compared with.
 ALONE = Execution(intra_threads=1)
 BACKENDS = ("native", "horovod", "mpi")
+HALVES = ("mixed_bfloat16", "mixed_float16")
 _SIZES = (2, 3, 4)
 
 
@@ -22,6 +23,30 @@ class Strategy:
 
     title: str
     execution: Execution
+
+    @property
+    def precision(self) -> str:
+        """The precision that its runs are judged in."""
+        return self.execution.precision or "float32"
+
+    @property
+    def alone(self) -> Strategy:
+        """One rank in the same precision."""
+        if self.precision == "float32":
+            return Strategy("1 rank", ALONE)
+        return Strategy(f"1 rank, {self.precision}", dataclasses.replace(ALONE, precision=self.precision))
+
+    @property
+    def plain(self) -> bool:
+        """Whether it is nothing but two ranks, or two ranks' worth of parts."""
+        parts = self.ranks * self.execution.accumulation_steps
+        return parts == 2 and not self.execution.parallel.micro_batches and self.precision == "float32"
+
+    def is_data(self, ranks: int = 0) -> bool:
+        """Whether it is data parallel and nothing else, on so many ranks if a number is given."""
+        if self.ranks == 1 or self.execution.parallel.data != self.ranks or self.execution.accumulation_steps > 1:
+            return False
+        return ranks in (0, self.ranks)
 
     @property
     def ranks(self) -> int:
@@ -57,6 +82,9 @@ def strategies() -> Iterator[Strategy]:
     yield _strategy("accumulation 2", accumulation=2)
     for backend in BACKENDS:
         yield _strategy(f"data 2, {backend}, accumulation 2", accumulation=2, data=2, backend=backend)
+    for half in HALVES:
+        found = _strategy("", data=2, backend="native")
+        yield Strategy(f"data 2, native, {half}", dataclasses.replace(found.execution, precision=half))
 
 
 def _strategy(title: str, *, accumulation: int = 1, **settings: int | str) -> Strategy:

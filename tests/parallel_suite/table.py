@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import defaultdict
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +121,7 @@ def markdown(results: Results) -> str:
         wrong = "; ".join(f"{item.case}: {' '.join(item.details)}" for item in members if not item.holds)
         counts = f"{good} of {len(members)} | {verdicts} | {worst:.2f}"
         lines.append(f"| {engine} | {strategy} | {counts} | {_cell(wrong)} |")
+    lines += ["", "Which cases ran (those that an engine refuses are below):", "", *_cases(grouped)]
     lines += ["", "| fault on two ranks | must be named | caught and named in | otherwise |", "|---|---|---|---|"]
     planted: dict[str, list[Score]] = defaultdict(list)
     for score in results.scores:
@@ -142,6 +144,18 @@ def markdown(results: Results) -> str:
     lines += [f"- {engine}: {', '.join(found)}: {reason}" for (engine, reason), found in lacking.items()]
     lines += [f"- {engine}: not run: {reason}" for engine, reason in results.missing.items()]
     return "\n".join(lines) + "\n"
+
+
+def _cases(grouped: Mapping[tuple[str, str], list[Parity]]) -> list[str]:
+    """The strategies of every set of cases, with their engines."""
+    known: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
+    for (engine, strategy), members in grouped.items():
+        known[", ".join(item.case for item in members)][strategy].append(engine)
+    same: dict[tuple[str, tuple[str, ...]], list[str]] = defaultdict(list)
+    for names, where in known.items():
+        for strategy, engines in where.items():
+            same[names, tuple(engines)].append(strategy)
+    return [f"- {names}: {'; '.join(found)} ({', '.join(engines)})" for (names, engines), found in same.items()]
 
 
 def _where(score: Score) -> str:

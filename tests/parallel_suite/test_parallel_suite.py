@@ -12,8 +12,8 @@ from tests.support.catalogue import choose
 
 from . import table
 from .execute import Execution, Results
-from .faults import DIVERGED, FAULTS, Fault, Score
-from .nets import Sampled, cases
+from .faults import DIVERGED, FAULTS, TORCH, Fault, Score
+from .nets import MIXED, Sampled, cases
 from .plan import fault_tasks, plan
 from .scoring import Parity
 from .strategies import strategies
@@ -47,13 +47,15 @@ def test_ranks_compute_what_one_does(engine: str, title: str) -> None:
 @pytest.fixture(scope="module")
 def planted() -> Results:
     """All faults in one engine."""
-    return Execution(_say, (), "data 2, native").run_faults(choose(ENGINE), FAULTS, 1)
+    return Execution(_say, (), "data 2, native").run(choose(ENGINE), 1, parity=False, planted=FAULTS)
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.title)
 def test_fault_is_named(fault: Fault, planted: Results) -> None:
     if planted.missing:
         pytest.skip("; ".join(planted.missing.values()))
+    if not fault.fits(TORCH, ENGINE, 2):
+        pytest.skip("planted in other engines")
     (score,) = [item for item in planted.scores if item.fault == fault]
     assert not score.error
     assert score.named, (score.found, score.details)
@@ -69,17 +71,22 @@ def test_only_what_is_declared_is_planned() -> None:
     assert [task.strategy.title for task in found.tasks] == ["data 2, mpi", "data 3, mpi", "data 4, mpi"]
     assert found.missing["tensor 2"] == "parallel.native (not here); parallel.tensor (not here)"
     assert set(found.tasks[0].refused) == {"batch_norm"}
-    assert {case.name for case in found.alone.cases} == {case.name for case in cases()} - {"batch_norm"}
+    (alone,) = found.alone
+    assert {case.name for case in alone.cases} == {case.name for case in cases()} - {"batch_norm"}
+    assert [len(task.cases) for task in found.tasks] == [len(alone.cases), len(alone.cases), 3]
+    assert [task.trained for task in found.tasks] == [True, True, False]
     assert len(found.tasks) + len(found.missing) == len(list(strategies()))
 
 
 def test_faults_that_end_a_run_have_runs_of_their_own() -> None:
-    (task,) = fault_tasks("reference", "reference", _declared("parallel.data", "parallel.native"), FAULTS)
+    names = ("parallel.data", "parallel.native", "parallel.mpi")
+    task, again = fault_tasks("reference", "reference", _declared(*names), FAULTS)
     groups = list(task.groups())
     assert all(len(group) == 1 for group in groups[1:])
     assert [fault for group in groups for fault in group if fault.name == DIVERGED] == [
         fault for group in groups[1:] for fault in group]  # fmt: skip
-    assert not any(fault.package or fault.network == "norm" for fault in task.faults)
+    assert not any(fault.packages or fault.network == "norm" for fault in task.faults)
+    assert set(again.faults) == {fault for fault in task.faults if fault.short} < set(task.faults)
 
 
 def test_counting() -> None:
@@ -110,3 +117,14 @@ def test_results_can_be_joined(tmp_path: Path) -> None:
     assert [item.strategy for item in found.parity if item.engine == "a@1"] == ["data 3", "data 2"]
     assert new in found.parity and old not in found.parity
     assert (found.scores, found.undeclared, found.missing) == ([score], [("b@1", "data 2", "not here")], {})
+
+
+def test_precisions_are_compared_with_their_own() -> None:
+    names = ("parallel.data", "parallel.native", "precision.mixed_bfloat16")
+    declared = {name: feature for name, feature in _declared(*names).items() if name != "precision.mixed_float16"}
+    found = plan("reference", "reference", declared, only="data 2, native")
+    assert [(task.strategy.title, task.strategy.precision) for task in found.alone] == [
+        ("1 rank", "float32"), ("1 rank, mixed_bfloat16", "mixed_bfloat16")]  # fmt: skip
+    assert found.tasks[-1].strategy.title == "data 2, native, mixed_bfloat16"
+    assert {case.name for case in found.tasks[-1].cases} == {case.name for case in found.alone[1].cases} == set(MIXED)
+    assert found.tasks[-1].cases[0].problem("mixed_bfloat16").half == "bfloat16"

@@ -77,6 +77,7 @@ class CaffeEngine(Engine):
             # The solver calls it between backward pass and update.
             self._solver.add_callback(lambda: None, self._add_gradients)
         self._draws = self._native and bool(model.layers_of(Dropout))
+        self._drawing = False
         self._others: Dict[str, Tuple[Any, Network]] = {}
         self._statistics_set = False
 
@@ -97,11 +98,9 @@ class CaffeEngine(Engine):
         calls_python = self._rule.calls_python or self._sums is not None
         step = self._solver.step if calls_python else self._step_without_lock
         loss = self._net.blobs[LOSS]
-        seeded = self._sums is None or not self._draws
         for epoch in loop.epochs():
             for batch in epoch.batches():
-                if not seeded:
-                    seeded = self._draw_differently(batch.step)
+                self._draw_apart(batch.step)
                 self._feed(batch)
                 self._rule.set_rate(batch.learning_rate)
                 step(1)
@@ -113,12 +112,14 @@ class CaffeEngine(Engine):
         assert self._sums is not None
         self._sums.add_all(blob.diff for blob, _ in self._parameters.values())
 
-    def _draw_differently(self, first_step: int) -> bool:
-        """Seeds this rank's generator, that of native dropout."""
+    def _draw_apart(self, first_step: int) -> None:
+        """Seeds this rank's generator, that of native dropout, before the first step or its recording."""
+        if self._sums is None or not self._draws or self._drawing:
+            return
+        self._drawing = True
         rank = self._execution.ranks.rank
         seed = np.random.SeedSequence([self._seed, rank, first_step]).generate_state(1)[0]
         caffe.set_random_seed(int(seed) >> 1)
-        return True
 
     def _step_without_lock(self, count: int) -> None:
         _crosstrain.step(self._solver, count)
@@ -182,6 +183,7 @@ class CaffeEngine(Engine):
     def intermediates(self, batch: Batch) -> Intermediates:
         net, description = self._net, self._description
         kept = [(blob, np.array(blob.data)) for blob in self._norm_blobs(net, description)]
+        self._draw_apart(batch.step)
         generator = _crosstrain.random_state()
         try:
             self._feed(batch)

@@ -13,7 +13,7 @@ from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 import numpy as np
 
 from crosstrain_service.capabilities import FEATURES, declare
-from crosstrain_service.engine import Arrays, Batch, Engine, Intermediates, Loop
+from crosstrain_service.engine import Arrays, Batch, Engine, Intermediates
 from crosstrain_service.errors import CrosstrainError
 from crosstrain_service.model import Dropout, Model
 from crosstrain_service.parallel import sums
@@ -99,6 +99,7 @@ class TheanoEngine(Engine):
         self._optimizer_state: Dict[str, Stored] = OrderedDict()
         self._optimizer_extras: Dict[str, Any] = OrderedDict()
         self._functions: Dict[str, Any] = {}
+        self._drawing = False
 
     def _activate(self) -> None:
         """Makes the process compute in this engine's type, should it hold several engines."""
@@ -127,7 +128,8 @@ class TheanoEngine(Engine):
         if self._team is not None and together:
             execution = dataclasses.replace(self._execution, ranks=Ranks())
             training = dataclasses.replace(self._training, learning_rates=np.zeros(0), seed=0)
-            with self._team.compiling(repr((self.name, purpose, self._model, training, execution))):
+            model = dataclasses.replace(self._model, name="")
+            with self._team.compiling(repr((self.name, purpose, model, training, execution))):
                 yield
             return
         yield
@@ -167,6 +169,7 @@ class TheanoEngine(Engine):
                 with self._team.branch():
                     found = theano.grad(network.loss * self._team.part, outputs + parameters)
             self._compiled("recording", inputs, [network.loss] + outputs + found, phase=1)
+        self._draw_apart(batch.step)
         self._set_part(batch)
         with explained("recording step %d" % batch.step):
             values = self._functions["recording"](
@@ -185,10 +188,11 @@ class TheanoEngine(Engine):
         if self._team is not None:
             self._team.set_part(batch.part)
 
-    def _begin_training(self, loop: Loop) -> None:
+    def _draw_apart(self, first_step: int) -> None:
         """Has every rank draw its own native dropout; what was drawn before is not repeated."""
-        if self._team is not None:
-            self._team.draw_differently(self._streams(), loop.step)
+        if self._team is not None and not self._drawing:
+            self._drawing = True
+            self._team.draw_differently(self._streams(), first_step)
 
     def _waited(self) -> float:
         return self._team.sums.take_seconds() if self._team is not None else 0.0

@@ -99,7 +99,7 @@ class KerasTheanoEngine(TheanoEngine):
         if self._keras_model.train_function is None:
             with explained("compiling the training step"), self._compiling("training step"):
                 self._keras_model._make_train_function()
-        self._begin_training(loop)
+        self._draw_apart(loop.step)
         for epoch in loop.epochs():
             # Between two epochs the loop may have used another engine of this process.
             self._activate()

@@ -98,7 +98,7 @@ class LasagneEngine(TheanoEngine):
                     updates=self._updates,
                     name="train",
                 )
-        self._begin_training(loop)
+        self._draw_apart(loop.step)
         for epoch in loop.epochs():
             for batch in epoch.batches():
                 self._learning_rate.set_value(np.asarray(batch.learning_rate, dtype=self._dtype))

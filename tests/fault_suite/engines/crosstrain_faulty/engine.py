@@ -29,8 +29,10 @@ def plants():
     """All plants that this package's engines know, by name."""
     found = dict(importlib.import_module(__package__ + ".plants_any").PLANTS)
     found.update(importlib.import_module(__package__ + ".plants_ranks").PLANTS)
-    own = {"crosstrain_torch": ("plants_torch", "plants_torch_ranks"), "crosstrain_tensorflow": ("plants_tensorflow",),
-           "crosstrain_keras_theano": ("plants_theano",)}.get(PACKAGE, ())
+    own = {"crosstrain_torch": ("plants_torch", "plants_torch_ranks"),
+           "crosstrain_tensorflow": ("plants_tensorflow", "plants_tensorflow_ranks"),
+           "crosstrain_keras_theano": ("plants_theano", "plants_theano_ranks"),
+           "crosstrain_caffe": ("plants_caffe_ranks",)}.get(PACKAGE, ())
     for name in own:
         found.update(importlib.import_module("%s.%s" % (__package__, name)).PLANTS)
     return found

@@ -100,6 +100,25 @@ class MasksOfFirst(OfRank):
             for name, mask in masks.items()})
 
 
+class OwnDropout(OfRank):
+    """No fault of ranks: native semantics, in which every rank draws its own dropout."""
+
+    def execution(self, execution):
+        return super().execution(replace(execution, semantics="native"))
+
+
+def same_dropout(holder, method):
+    """Native dropout of ranks that are seeded alike: what tells them apart, a method of ``holder(engine)``, does
+    nothing.
+    """
+
+    class SameDropout(OwnDropout):
+        def attach(self, engine):
+            setattr(holder(engine), method, lambda *arguments: None)
+
+    return SameDropout
+
+
 class OtherStart(OfRank):
     """The last rank starts from other initial values."""
 
@@ -132,6 +151,7 @@ PLANTS = {
     "ranks.skipped.step": Skipped,
     "ranks.repeated": Repeated,
     "ranks.masks_of_first": MasksOfFirst,
+    "ranks.own_dropout": OwnDropout,
     "ranks.other_start": OtherStart,
     "ranks.own_rate": OwnRate,
     "ranks.no_update": NoUpdate,

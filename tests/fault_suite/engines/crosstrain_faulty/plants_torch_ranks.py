@@ -2,7 +2,7 @@
 
 from crosstrain_torch.communication import Group
 
-from .plants_ranks import OfRank
+from .plants_ranks import OfRank, same_dropout
 
 
 class LocalNorm(OfRank):
@@ -21,5 +21,6 @@ class Alone(OfRank):
 
 PLANTS = {
     "ranks.local_norm": LocalNorm,
+    "ranks.same_dropout": same_dropout(lambda engine: engine, "_seed_share"),
     "ranks.alone": Alone,
 }

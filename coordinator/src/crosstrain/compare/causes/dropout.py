@@ -9,6 +9,7 @@ import numpy as np
 from crosstrain.compare.causes.convention import Convention, Place
 from crosstrain.compare.causes.data import Reading, always
 from crosstrain.compare.causes.operations import Masked, Operation
+from crosstrain.compare.numerics.bounds import Arrays
 from crosstrain_reference import Dropout
 from crosstrain_service import model as plain
 
@@ -64,7 +65,7 @@ def _off_tensor(reading: Reading, place: Place) -> Iterator[Reading]:
     yield reading.with_change(np.ones_like)
 
 
-def _own(operation: Operation, place: Place) -> Iterator[Operation]:
+def shown_masks(operation: Operation, place: Place) -> Iterator[Operation]:
     """The mask that the engine's values show, if they show one: 0 or 1 / (1 - rate) everywhere."""
     layer = operation.layer
     if not isinstance(layer, Dropout) or not layer.rate:
@@ -74,6 +75,22 @@ def _own(operation: Operation, place: Place) -> Iterator[Operation]:
     found = place.arithmetic.wide(place.found)
     if found.shape == base.shape:
         yield Masked(operation, np.where(np.abs(found) > 0.5 * scale * np.abs(base), scale, 0.0))
+
+
+def kept_values(record: Arrays, layer: Dropout, below: str) -> tuple[np.ndarray, np.ndarray]:
+    """Which values a recorded step shows as kept, and of which it shows whether they were: those that are not 0 in
+    the layer's input, or in the gradient of its output. ``below`` is the layer before.
+    """
+    x = record[f"output/{below}" if below else "input"]
+    kept, known = np.zeros(x.shape, bool), np.zeros(x.shape, bool)
+    pairs = [(x, record[f"output/{layer.name}"])]
+    if below:
+        pairs.append((record[f"output_grad/{layer.name}"], record[f"output_grad/{below}"]))
+    for base, found in pairs:
+        if base.shape == found.shape == kept.shape:
+            kept |= np.abs(found) > 0.5 / (1 - layer.rate) * np.abs(base)
+            known |= base != 0
+    return kept, known
 
 
 def _own_tensor(reading: Reading, place: Place) -> Iterator[Reading]:
@@ -118,7 +135,7 @@ CONVENTIONS = (
         "The engine drops the right share of values, but others than the platform's mask for this step says.",
         "Every framework's dropout layer draws from its own generator.",
         "Multiply by the platform's mask, or compare engines without dropout.",
-        {"layer": _own, "mask": _own_tensor},
+        {"layer": shown_masks, "mask": _own_tensor},
         6,
     ),
 )

@@ -225,7 +225,8 @@ class _Explanation:
         ids = {item for found in self.matches.values() for match in found for item in match.ids}
         if "dropout.own_mask" in ids:
             # Another mask in every pass: the recorded gradient is not the one that was used.
-            self.followed.update({index: ("dropout.own_mask",) for index in indices})
+            own = ("parallel.masks_of_one_rank", "dropout.own_mask")
+            self.followed.update({index: own for index in indices})
             return
         short = next((item for item in sorted(ids) if item.startswith("precision.")), None)
         if short:

@@ -15,6 +15,8 @@ from crosstrain_reference import Convolution, Dense
 
 # Matrix units add up with fewer guard bits than a float32 sum has.
 _ADDING = 4.0
+# Formats that mixed precision asks for, or that are finer.
+_ASKED = {"float16": (FLOAT16, TF32), "bfloat16": (BFLOAT16, FLOAT16, TF32)}
 
 
 class _Short(Wrapped):
@@ -49,7 +51,7 @@ class _Short(Wrapped):
 
 def _short(to: Format) -> Any:
     def vary(operation: Operation, place: Place) -> Iterator[Operation]:
-        if not isinstance(operation.layer, (Convolution, Dense)):
+        if not isinstance(operation.layer, (Convolution, Dense)) or to in _ASKED.get(place.problem.half, ()):
             return
         found = place.arithmetic.wide(place.found)
         results = bool(np.isfinite(found).all()) and representable(found, to)

@@ -13,6 +13,7 @@ import numpy as np
 
 from crosstrain.compare.causes.convention import Convention, Place
 from crosstrain.compare.causes.data import always
+from crosstrain.compare.causes.dropout import kept_values, shown_masks
 from crosstrain.compare.causes.losses import LossForm
 from crosstrain.compare.causes.operations import Gradients, Masked, Operation, OtherInput, Settings, Wrapped
 from crosstrain.compare.certificate.platform_streams import masks_of_step, rows_of_step
@@ -21,6 +22,8 @@ from crosstrain.compare.numerics.forms import Form
 from crosstrain_reference import BatchNorm, Dropout
 
 _MOST = 8
+#: Masks that ranks drew for themselves look alike with a chance of at most 2^-40, one in a million million.
+_CHANCE_BITS = 40
 
 
 def shares(samples: int, ranks: int) -> list[slice]:
@@ -101,12 +104,44 @@ def _local(operation: Operation, place: Place) -> Iterator[Operation]:
 
 def _one_mask(operation: Operation, place: Place) -> Iterator[Operation]:
     layer = operation.layer
-    if isinstance(layer, Dropout):
+    if isinstance(layer, Dropout) and layer.rate:
+        if _drew_alike(layer, place):
+            yield from shown_masks(operation, place)
         rows, where = _rows(place)
         problem = place.problem
         mask = place.arithmetic.wide(masks_of_step(problem.model, len(rows), problem.training, place.step)[layer.name])
         for order in _repeats(len(rows)):
             yield Masked(operation, mask[order[where]])
+
+
+def _drew_alike(layer: Dropout, place: Place) -> bool:
+    """Whether all shares show the same mask, for some number of ranks, in some recorded step.
+
+    In one, since ranks with unequal shares draw unequal counts of numbers, so that equal generators part after a step.
+    Two ranks that draw for themselves agree on a value with the chance r^2 + (1 - r)^2, r being the rate. A place that
+    holds only some samples cannot tell; its whole batch is asked afterwards.
+    """
+    training, samples = place.problem.training, len(place.problem.data.labels)
+    if len(place.record["input"]) < len(rows_of_step(samples, training, place.step)):
+        return True
+    below = place.network.layers[place.index - 1].name if place.index else ""
+    shown = [kept_values(record, layer, below) for step, record in place.records.items() if step >= 0]
+    needed = _CHANCE_BITS / -np.log2(layer.rate**2 + (1 - layer.rate) ** 2)
+    return any(
+        _agreeing(kept, known, ranks) >= needed for kept, known in shown for ranks in range(2, min(len(kept), _MOST) + 1)
+    )
+
+
+def _agreeing(kept: np.ndarray, known: np.ndarray, ranks: int) -> int:
+    """How many values of other shares are known to be those of the first one; 0 if one differs."""
+    count = 0
+    for part in shares(len(kept), ranks)[1:]:
+        first = slice(0, part.stop - part.start)
+        both = known[first] & known[part]
+        if (both & (kept[first] != kept[part])).any():
+            return 0
+        count += int(np.count_nonzero(both))
+    return count
 
 
 def _left_out(samples: int) -> Iterator[tuple[float, ...]]:

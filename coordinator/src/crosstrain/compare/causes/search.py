@@ -14,6 +14,7 @@ from crosstrain.compare.causes.operations import Operation, Settings
 from crosstrain.compare.causes.table import BY_ID, of_stage
 from crosstrain.compare.causes.update_place import UpdatePlace, tells
 from crosstrain.compare.certificate.comparison import ratios
+from crosstrain.compare.certificate.sizes import SIZE, size
 from crosstrain.compare.numerics.bounds import Bounded
 from crosstrain.compare.numerics.forms import Form
 from crosstrain_reference import BatchNorm
@@ -78,7 +79,11 @@ def ratio_of(computed: Any, place: Place) -> float:
     found = place.found
     if found.shape != wanted.value.shape:
         return float("inf")
-    return float(ratios(found, wanted).max()) if found.size else 0.0
+    worst = float(ratios(found, wanted).max()) if found.size else 0.0
+    if place.check.kind == SIZE:
+        whole = size(SIZE, place.check.subject, place.check.step, found, wanted, place.problem.half_unit)
+        worst = max(worst, whole.ratio) if whole is not None else worst
+    return worst
 
 
 def _varied(convention: Convention, stage: str, computed: Any, place: Any) -> Iterator[Any]:

@@ -77,6 +77,15 @@ class KerasEngine(Engine):
             # Keras's own would split the rows among the replicas.
             self._logits = tf.function(lambda x: self._network.inference(x, training=False), autograph=False,
                                        reduce_retracing=True)
+            self._draw_apart()
+
+    def _draw_apart(self) -> None:
+        """Has every process of Horovod draw its own dropout; strategies of TensorFlow do so by themselves."""
+        if self._execution.parallel.backend == "horovod" and self._shares is not None:
+            for layer in self._network.dropouts:
+                state = compat.dropout_state(layer)
+                # The last number of a generator's state is its key.
+                state.assign(state + tf.constant([0] * (state.shape[0] - 1) + [self._shares.first << 32], state.dtype))
 
     @contextlib.contextmanager
     def _scope(self) -> Iterator[None]:
@@ -172,6 +181,7 @@ class KerasEngine(Engine):
 
     def load_state(self, state: Mapping[str, np.ndarray]) -> None:
         write_state(self._state_variables(), state)
+        self._draw_apart()  # what is stored is the state of the first rank
 
     def batch_statistics(self, x: np.ndarray) -> Dict[str, Tuple[np.ndarray, np.ndarray]]:
         kept = read_state(self._hidden_state())
