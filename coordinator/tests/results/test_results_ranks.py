@@ -53,6 +53,8 @@ def recording() -> Recording:
     recording.emit(spread, attempt_started=run_pb2.AttemptStarted(resume_step=0, ranks=3))
     emit_steps(recording, spread, 0, 4, 3)
     recording.emit(spread, rank_lost=run_pb2.RankLost(rank=2, reason="rank 2 was ended by signal 9"))
+    recording.emit(spread, rank_lost=run_pb2.RankLost(rank=-1, reason="none has gone on"))
+    recording.emit(spread, rank_lost=run_pb2.RankLost(rank=-1, member=1, reason="nothing was heard of it"))
     recording.emit(spread, 2, attempt_started=run_pb2.AttemptStarted(resume_step=3, ranks=2))
     emit_steps(recording, spread, 3, 3, 2, attempt=2)
     recording.emit(spread, 2, result=run_pb2.TrainResult(
@@ -107,7 +109,7 @@ def test_summary_states_batch_learning_rate_and_shares(results: Path) -> None:
     assert alone["ranks"] is None
     assert spread["variant"] == "data=3"
     assert spread["ranks"]["share"] == 3
-    assert spread["ranks"]["lost"] == 1
+    assert spread["ranks"]["lost"] == 3
     assert spread["ranks"]["imbalance"] == pytest.approx(0.75 / 0.625)
     assert spread["ranks"]["sync_share"] == pytest.approx(0.25)
     parameters = spread["ranks"]["parameter_bytes"]
@@ -121,6 +123,8 @@ def test_the_log_names_the_lost_rank_and_what_is_done(results: Path) -> None:
     assert "[torch@2.13.0[data=3] #0] 3 ranks: data 3, backend horovod" in log
     assert "attempt 1 starts at step 0 on 3 ranks" in log
     assert "error: rank 2 lost: rank 2 was ended by signal 9; on_rank_loss: the others go on" in log
+    assert "error: all ranks lost: none has gone on; on_rank_loss: all start again" in log
+    assert "error: all ranks of member 1 lost: nothing was heard of it; on_rank_loss: the others go on" in log
     assert "attempt 2 starts at step 3 on 2 ranks" in log
     assert "trained 6 steps in 6.00 s on 2 ranks" in log
 

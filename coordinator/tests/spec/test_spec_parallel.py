@@ -18,6 +18,7 @@ from crosstrain.spec import (
 )
 from crosstrain_protos.v1 import training_pb2
 from crosstrain_service import convert
+from crosstrain_service.training import STALL_SECONDS
 
 JOB = """name: x
 model: cnn2
@@ -48,16 +49,19 @@ def test_without_the_section_nothing_is_sent() -> None:
 def test_all_settings_reach_the_message() -> None:
     more = (
         "parallel: {data: 3, tensor: 2, pipeline: 2, backend: horovod, micro_batches: 4, bucket_mib: 8, "
-        "local_batch_norm: true, on_rank_loss: shrink, min_data: 2}\nsemantics: native\n"
+        "local_batch_norm: true, on_rank_loss: shrink, min_data: 2, stall_seconds: 0}\nsemantics: native\n"
     )
     message = parallel_of(spec_of(more=more), "torch")
     assert message == training_pb2.Parallel(
         data=3, tensor=2, pipeline=2, backend="horovod", micro_batches=4, bucket_mib=8, local_batch_norm=True,
-        on_rank_loss=training_pb2.RANK_LOSS_SHRINK, min_data=2,
+        on_rank_loss=training_pb2.RANK_LOSS_SHRINK, min_data=2, stall_seconds=0,
     )  # fmt: skip
     plain = convert.parallel(message)
     assert plain.ranks == 12
     assert plain.on_rank_loss == "shrink"
+    assert plain.stall_seconds == 0
+    assert convert.parallel(training_pb2.Parallel(data=2)).stall_seconds == STALL_SECONDS
+    assert parallel_of(spec_of(more="parallel: {data: 2}"), "torch").stall_seconds == STALL_SECONDS
 
 
 def test_auto_leaves_the_backend_to_what_engines_declare() -> None:
@@ -117,7 +121,8 @@ def test_settings_that_follow_a_replaced_one() -> None:
         ('["torch[backend=nccl]"]', "",
          "engines[0]: backend: must be 'auto', 'native', 'horovod' or 'mpi', not 'nccl'"),
         ('["torch[threads=2]"]', "", "engines[0]: 'torch[threads=2]': unknown setting 'threads'; known are data, "
-         "tensor, pipeline, backend, micro_batches, bucket_mib, local_batch_norm, on_rank_loss, min_data, hosts"),
+         "tensor, pipeline, backend, micro_batches, bucket_mib, local_batch_norm, on_rank_loss, min_data, "
+         "stall_seconds, hosts"),
         ("[torch]", "parallel: {data: 1025}", "parallel.data: must be at most 1024, not 1025"),
         ("[torch]", "parallel: {data: 64, tensor: 32}",
          "parallel: 64 x 32 x 1 are 2048 ranks; at most 1024 are possible"),
@@ -130,6 +135,8 @@ def test_settings_that_follow_a_replaced_one() -> None:
         ("[torch]", "parallel: {data: 2, local_batch_norm: true}",
          "parallel.local_batch_norm: local_batch_norm changes the function with the number of ranks; "
          "it needs semantics: native"),
+        ("[torch]", "parallel: {data: 2, stall_seconds: -1}",
+         "parallel.stall_seconds: must be at least 0, not -1"),
         ("[torch]", "parallel: {backend: gloo}",
          "parallel.backend: must be 'auto', 'native', 'horovod' or 'mpi', not 'gloo'"),
         ("[torch]", "parallel: {date: 2}", "parallel.date: unknown field; did you mean data?"),

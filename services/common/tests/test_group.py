@@ -25,9 +25,9 @@ def services(tmp_path_factory):
         service.close()
 
 
-def request(services, place, run, spec, port=0):
+def request(services, place, run, spec, port=0, engine="ranks"):
     """The request to one of the two, its data uploaded there."""
-    found = service_pb2.TrainRequest(run_id=run if not place else run + "-m1", engine="ranks", spec=spec)
+    found = service_pb2.TrainRequest(run_id=run if not place else run + "-m1", engine=engine, spec=spec)
     group = found.group
     group.group_id, group.member, group.secret = run, place, SECRET
     group.ranks.extend([2, 1])
@@ -37,15 +37,15 @@ def request(services, place, run, spec, port=0):
     return found
 
 
-def both(services, run, steps=30, **settings):
+def both(services, run, steps=30, engine="ranks", **settings):
     """Starts a run of three ranks on both services; returns the leader's port."""
     specs = [parallel(service.spec(steps, batch=13), 3, **settings) for service in services]
     for spec in specs:
         spec.execution.checkpoint_every_steps = 10
-    services[0].training.Train(request(services, 0, run, specs[0]))
+    services[0].training.Train(request(services, 0, run, specs[0], engine=engine))
     port = next(event.group_opened.port for event in services[0].watch(run)
                 if event.WhichOneof("event") == "group_opened")
-    services[1].training.Train(request(services, 1, run, specs[1], port))
+    services[1].training.Train(request(services, 1, run, specs[1], port, engine))
     return port
 
 
@@ -102,6 +102,17 @@ def test_a_member_that_hangs_as_a_whole_is_lost(services):
     os.kill(launcher, signal.SIGCONT)
     events = finished(services[0], "silent")
     assert sorted(curve(events)) == list(range(60))
+
+
+def test_a_rank_of_the_member_hangs(services):
+    both(services, "hangs", steps=20, engine="hanging-rank", stall_seconds=2)
+    events = finished(services[0], "hangs")
+    (lost,) = [event.rank_lost for event in events if event.WhichOneof("event") == "rank_lost"]
+    assert (lost.rank, lost.member) == (2, 1)
+    assert lost.reason.startswith("has not gone on for ")
+    assert " s in step 12, while the others wait for it; rank 2 is at engine.py:" in lost.reason
+    assert sorted(curve(events)) == list(range(20))
+    finished(services[1], "hangs-m1")
 
 
 def test_the_end_of_the_leader_is_the_end_of_the_member(services):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from crosstrain.results.names import error_reason, run_state, verdict_name
 from crosstrain.results.records import JobRecord, RunRecord
-from crosstrain.results.runlog import run_part
+from crosstrain.results.runlog import run_part, warning_text
 from crosstrain_protos.v1 import coordinator_pb2, run_pb2
 
 from .output import console, printable
@@ -59,7 +59,7 @@ class Silent:
 
 
 class PlainLines(Silent):
-    """One line per change of state and per epoch, and one now and then between."""
+    """One line per change of state, per epoch and per warning, and one now and then between."""
 
     def __init__(self, total_steps: int) -> None:
         self._total = total_steps
@@ -83,6 +83,9 @@ class PlainLines(Silent):
         state, shown = self._shown.get(run.run_id, (-1, 0.0))
         now = time.monotonic()
         happened = inner.WhichOneof("event")
+        warning = warning_text(inner, run)
+        if warning:
+            print(printable(f"{title(run)}: {warning}"), file=sys.stderr, flush=True)
         epoch = happened == "epoch_ended"
         if run.state != state or epoch or (happened == "steps" and now - shown > _LINE_SECONDS):
             self._shown[run.run_id] = (run.state, now)
@@ -90,7 +93,7 @@ class PlainLines(Silent):
 
 
 class LiveTable(Silent):
-    """A table that is drawn again a few times a second."""
+    """A table that is drawn again a few times a second; warnings stay above it."""
 
     def __init__(self, total_steps: int) -> None:
         from rich.live import Live
@@ -114,6 +117,11 @@ class LiveTable(Silent):
     def update(self, record: JobRecord, event: coordinator_pb2.JobEvent) -> None:
         """Draws the table, unless it was drawn a moment ago."""
         self._record = record
+        if event.WhichOneof("event") == "run_event":
+            run = record.runs[event.run_event.run_id]
+            warning = warning_text(event.run_event, run)
+            if warning:
+                self._live.console.print(printable(f"{title(run)}: {warning}"), markup=False, highlight=False)
         now = time.monotonic()
         if now - self._drawn >= _DRAW_SECONDS:
             self._drawn = now

@@ -60,6 +60,14 @@ def run_part(run: RunRecord) -> str:
     return f"{purpose} {run.repeat}" if purpose in ("envelope", "seed") else purpose
 
 
+def warning_text(event: run_pb2.RunEvent, run: RunRecord) -> str:
+    """What somebody who watches the run should hear at once, as in the log; empty for other events."""
+    kind = event.WhichOneof("event")
+    if kind == "rank_lost" or (kind == "log" and event.log.severity != "info"):
+        return " ".join(_event(event, run))
+    return ""
+
+
 def spread_text(parallel: training_pb2.Parallel) -> str:
     """How a run is spread, as in "4 ranks: data 2 x tensor 2, backend native"."""
     split = [(name, getattr(parallel, name)) for name in ("data", "tensor", "pipeline")]
@@ -122,11 +130,13 @@ def _event(event: run_pb2.RunEvent, run: RunRecord) -> Iterator[str]:
 
 
 def _lost(lost: run_pb2.RankLost, run: RunRecord) -> str:
-    who = f"rank {lost.rank}" if lost.rank >= 0 else f"all ranks of member {lost.member}"
-    if lost.rank >= 0 and lost.member:
-        who += f" (member {lost.member})"
+    who = f"rank {lost.rank}" if lost.rank >= 0 else "all ranks"
+    if lost.member:
+        who += f" (member {lost.member})" if lost.rank >= 0 else f" of member {lost.member}"
     choices = {training_pb2.RANK_LOSS_SHRINK: "the others go on", training_pb2.RANK_LOSS_FAIL: "the run fails"}
     choice = run.parallel.on_rank_loss if run.parallel is not None else training_pb2.RANK_LOSS_UNSPECIFIED
+    if lost.rank < 0 and not lost.member:  # they hang without one to blame, so that there are no others
+        choices.pop(training_pb2.RANK_LOSS_SHRINK)
     return f"error: {who} lost: {lost.reason}; on_rank_loss: {choices.get(choice, 'all start again')}"
 
 

@@ -166,6 +166,7 @@ def _parallel(parallel: ParallelSpec) -> training_pb2.Parallel:
         local_batch_norm=parallel.local_batch_norm,
         on_rank_loss=_RANK_LOSS[parallel.on_rank_loss],
         min_data=parallel.min_data,
+        stall_seconds=parallel.stall_seconds,
     )
 
 

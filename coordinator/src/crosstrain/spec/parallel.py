@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
 from crosstrain_service.parallel.shares import share_sizes
+from crosstrain_service.training import STALL_SECONDS
 
 from .base import ENGINE_PATTERN, MAX_RANKS, WRONG, Part, wrong
 
@@ -26,7 +27,8 @@ class ParallelSpec(Part):
     Horovod. ``micro_batches`` of a pipeline are as many as stages if 0; ``bucket_mib`` is the framework's default
     if 0. ``local_batch_norm`` (native semantics): statistics of each rank's share instead of the whole batch.
     ``on_rank_loss`` says what becomes of a run that loses a rank, ``min_data`` with how few data ranks it may
-    go on (``shrink``). ``hosts`` services of the engine share the ranks.
+    go on (``shrink``). Ranks that all live but do not go on for ``stall_seconds`` are given up (0: never).
+    ``hosts`` services of the engine share the ranks.
     """
 
     data: RankCount = 1
@@ -38,6 +40,7 @@ class ParallelSpec(Part):
     local_batch_norm: bool = False
     on_rank_loss: Literal["restart", "shrink", "fail"] = "restart"
     min_data: RankCount = 1
+    stall_seconds: Annotated[int, Field(ge=0, le=1_000_000)] = STALL_SECONDS
     hosts: RankCount = 1
 
     @model_validator(mode="after")

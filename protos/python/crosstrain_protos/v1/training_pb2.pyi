@@ -667,6 +667,7 @@ class Parallel(_message.Message):
     LOCAL_BATCH_NORM_FIELD_NUMBER: _builtins.int
     ON_RANK_LOSS_FIELD_NUMBER: _builtins.int
     MIN_DATA_FIELD_NUMBER: _builtins.int
+    STALL_SECONDS_FIELD_NUMBER: _builtins.int
     data: _builtins.int
     """Ranks over which each batch is split; 0 and 1 mean none."""
     tensor: _builtins.int
@@ -687,6 +688,10 @@ class Parallel(_message.Message):
     """What happens when a rank is lost."""
     min_data: _builtins.int
     """RANK_LOSS_SHRINK: fewest data ranks to go on with, at least 1 (0 means 1)."""
+    stall_seconds: _builtins.int
+    """Time after which ranks whose processes live but do not go on count as lost, seconds, 0 to 1,000,000; 0 means
+    never, not set 300. Longer if steps are long, and for what is done for the first time.
+    """
     def __init__(
         self,
         *,
@@ -699,12 +704,15 @@ class Parallel(_message.Message):
         local_batch_norm: _builtins.bool = ...,
         on_rank_loss: Global___RankLoss.ValueType = ...,
         min_data: _builtins.int = ...,
+        stall_seconds: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_stall_seconds", b"_stall_seconds", "stall_seconds", b"stall_seconds"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["backend", b"backend", "bucket_mib", b"bucket_mib", "data", b"data", "local_batch_norm", b"local_batch_norm", "micro_batches", b"micro_batches", "min_data", b"min_data", "on_rank_loss", b"on_rank_loss", "pipeline", b"pipeline", "tensor", b"tensor"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_stall_seconds", b"_stall_seconds", "backend", b"backend", "bucket_mib", b"bucket_mib", "data", b"data", "local_batch_norm", b"local_batch_norm", "micro_batches", b"micro_batches", "min_data", b"min_data", "on_rank_loss", b"on_rank_loss", "pipeline", b"pipeline", "stall_seconds", b"stall_seconds", "tensor", b"tensor"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__stall_seconds: _TypeAlias = _typing.Literal["stall_seconds"]  # noqa: Y015
+    _WhichOneofArgType__stall_seconds: _TypeAlias = _typing.Literal["_stall_seconds", b"_stall_seconds"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__stall_seconds) -> _WhichOneofReturnType__stall_seconds | None: ...
 
 Global___Parallel: _TypeAlias = Parallel  # noqa: Y015
 

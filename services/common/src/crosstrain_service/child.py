@@ -41,8 +41,9 @@ from .checkpoint import CheckpointStore  # noqa: E402
 from .engine import Engine  # noqa: E402
 from .errors import CrosstrainError, without_paths  # noqa: E402
 from .events import ENDED, EventLog, NoEvents, state_of  # noqa: E402
-from .parallel import mpi  # noqa: E402
+from .parallel import mpi, progress  # noqa: E402
 from .parallel.plan import Plan, of_process, read_plan  # noqa: E402
+from .parallel.stall import pass_on  # noqa: E402
 from .parallel.team import meet  # noqa: E402
 from .parallel.watch import die_with_parent, note_error, note_pid  # noqa: E402
 from .rundir import RunDir, StoredRequest  # noqa: E402
@@ -152,6 +153,7 @@ def _rank(arguments: argparse.Namespace) -> int:
     folder = arguments.ranks_folder
     number = arguments.rank if arguments.rank >= 0 else mpi.rank()
     note_pid(folder, number)
+    progress.attach(folder, number)
     plan = read_plan(folder)
     directory = RunDir(arguments.run_dir)
     stored = directory.stored()
@@ -165,6 +167,7 @@ def _rank(arguments: argparse.Namespace) -> int:
     events: EventLog = NoEvents()
     if number == 0:
         events = EventLog(SpoolWriter(directory.spool), stored.request.run_id, arguments.attempt)
+        pass_on(folder, events)
     failure = _execute(arguments, directory, stored, events, plan, number)
     if failure is None:
         return 0

@@ -15,7 +15,7 @@ from crosstrain_protos.v1 import data_pb2, model_pb2, training_pb2
 from . import model as plain
 from .cores import available_cores
 from .errors import CrosstrainError, invalid_field
-from .training import EarlyStopping, Execution, Parallel, Rule, Training, WeightDecay
+from .training import STALL_SECONDS, EarlyStopping, Execution, Parallel, Rule, Training, WeightDecay
 
 # \Z, not $, which would let a line break at the end pass.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}\Z")
@@ -250,6 +250,8 @@ def parallel(message: training_pb2.Parallel, field: str = "execution.parallel") 
             0: "restart", proto.RANK_LOSS_RESTART: "restart", proto.RANK_LOSS_SHRINK: "shrink",
             proto.RANK_LOSS_FAIL: "fail"}, field + ".on_rank_loss"),
         min_data=_within(message.min_data, 0, sizes["data"], field + ".min_data") or 1,
+        stall_seconds=_within(message.stall_seconds, 0, 10 ** 6, field + ".stall_seconds")
+        if message.HasField("stall_seconds") else STALL_SECONDS,
         **sizes)
     if result.ranks > MAX_RANKS:
         raise invalid_field(field, "%d x %d x %d are %d ranks; at most %d are possible" % (

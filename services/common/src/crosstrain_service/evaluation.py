@@ -8,6 +8,7 @@ from . import weights
 from .data import Samples
 from .engine import Arrays, Engine
 from .model import BatchNorm, Model
+from .parallel import progress
 from .parallel.shares import share_slice
 from .parallel.team import ALONE, Team
 
@@ -35,12 +36,14 @@ def logits(engine: Engine, samples: Samples, rows: np.ndarray, dtype: Any, batch
     parts = []
     for x in inputs(samples, rows, dtype, batch):
         parts.append(np.array(engine.predict(x)))
+        progress.batch()
     return np.concatenate(parts)
 
 
 def whole_logits(engine: Engine, samples: Samples, rows: np.ndarray, dtype: Any, team: Team,
                  batch: int = BATCH) -> Optional[np.ndarray]:
     """The same with all processes, each evaluating its share of the rows; None but in process 0."""
+    progress.enter(progress.EVALUATING)
     mine = rows[share_slice(len(rows), team.shares, team.share)]
     found = {"logits": logits(engine, samples, mine, dtype, batch)} if len(mine) else {}
     parts = team.gather_arrays(found, {})
@@ -77,10 +80,12 @@ def population_statistics(engine: Engine, model: Model, samples: Samples, rows: 
     """
     if not model.layers_of(BatchNorm):
         return {}
+    progress.enter(progress.STATISTICS)
     parts = []
     for number, x in enumerate(inputs(samples, rows, dtype, batch)):
         if number % team.shares == team.share:
             parts.append(_moments(engine, x))
+            progress.batch()
     totals: Arrays = {}
     for arrays, _ in team.gather_arrays(_summed(parts), {}):
         totals = _summed([totals, arrays])

@@ -18,7 +18,7 @@ from .engine import Engine, Epoch, Loop
 from .errors import CrosstrainError
 from .events import EventLog
 from .model import BatchNorm, Model
-from .parallel import replicas
+from .parallel import progress, replicas
 from .parallel.team import ALONE, Team, Together
 from .records import Recorder, recorder
 from .training import Execution, Training
@@ -74,6 +74,7 @@ class TrainingLoop(Loop):
             count = min(feed.steps_per_epoch - first, feed.total_steps - self.step)
             before = self.step
             self._epoch_seconds = 0.0
+            progress.enter(progress.STEP, before)
             self._mark = time.perf_counter()
             yield FeedEpoch(feed, index, first, count, self._execution.prefetch, self._clock)
             if self.step != before + count:
@@ -91,6 +92,7 @@ class TrainingLoop(Loop):
         waited = min(waited, max(0.0, elapsed - copy_seconds - sync_seconds))
         value = loss if self._lazy or loss is None else float(loss)
         self.step = step + 1
+        progress.step(step + 1)
         if step == self._first:
             self.first_step_seconds = elapsed
         callback = self._carried + (time.perf_counter() - now)
@@ -106,9 +108,11 @@ class TrainingLoop(Loop):
         last = self.step % self._feed.steps_per_epoch == 0 or self.step == self._feed.total_steps
         if (self._due() or (every and self.step % every == 0)) and not last:
             # The records come first: a checkpoint must never be ahead of what is on disk.
+            progress.enter(progress.SAVING)
             self._settle()
             self._account()
             self._save()
+            progress.enter(progress.STEP)
             end = time.perf_counter()
             self._carried = end - self._mark  # belongs to the next record, this one is written
             self._mark = end
@@ -143,6 +147,7 @@ class TrainingLoop(Loop):
         self._epoch_seconds = 0.0
 
     def _end_epoch(self, index: int) -> None:
+        progress.enter(progress.CLOSING_EPOCH)
         self._engine.synchronize()
         self._settle()
         self._account()
@@ -185,6 +190,7 @@ class TrainingLoop(Loop):
         return evaluation.whole_score(self._engine, samples, rows, self._dtype, self._team)
 
     def _save(self) -> None:
+        progress.enter(progress.SAVING)
         begin = time.perf_counter()
         self._asked = False
         if self._team.size > 1:

@@ -7,7 +7,7 @@ import numpy as np
 from crosstrain_protos.v1 import run_pb2
 
 from .engine import Arrays, Batch, Engine, Epoch, Loop, Rows
-from .parallel import replicas
+from .parallel import progress, replicas
 from .parallel.team import ALONE, Team
 from .spool import SpoolReader
 
@@ -76,12 +76,15 @@ def record_steps(engine: Engine, batches: Iterable[Batch], wanted: Collection[in
         entire = next(wholes) if wholes is not None else batch
         record: Arrays = {}
         if batch.step in wanted:
+            progress.enter(progress.RECORDING, batch.step)
             record = _before(engine, batch, entire, team)
+        progress.enter(progress.STEP, batch.step)
         loop = SingleStep(batch, rows(batch.step) if rows is not None else None)
         engine.train(loop)
         if not loop.done:
             raise RuntimeError("the engine reported no step")
         if batch.step in wanted:
+            progress.enter(progress.RECORDING, batch.step + 1)
             losses = [numbers for _, numbers in team.gather_arrays({}, {"loss": loop.loss, "samples": batch.samples})]
             after = engine.parameters()
             replicas.compare(team, after, "after step %d" % batch.step)

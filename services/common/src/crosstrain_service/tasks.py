@@ -21,6 +21,7 @@ from .errors import CrosstrainError, invalid_field, without_paths
 from .events import EventLog
 from .loop import TrainingLoop
 from .model import BatchNorm, Model
+from .parallel import progress
 from .parallel.plan import of_process
 from .parallel.team import ALONE, Team
 from .probe import only, record_steps
@@ -47,6 +48,7 @@ class Work(NamedTuple):
 
 def train(work: Work) -> None:
     """Trains, from the newest checkpoint if there is one."""
+    progress.build()
     spec = work.stored.request.spec
     execution = _execution(work, spec.execution)
     model = convert.model(spec.model)
@@ -95,6 +97,7 @@ def train(work: Work) -> None:
         engine.synchronize()
     finally:
         loop.close()
+    progress.enter(progress.ENDING)
     if model.layers_of(BatchNorm) and not engine.statistics():
         loop.refresh_statistics()
     tensors = dict(engine.parameters())
@@ -215,6 +218,7 @@ def probe(work: Work) -> None:
 
 
 def _probe_case(work: Work, case: run_pb2.ProbeCase, execution: Execution) -> Any:
+    progress.build()
     model = convert.model(case.model)
     training = _training(work.artifacts, case.training, execution)
     dtype = _dtype(execution)

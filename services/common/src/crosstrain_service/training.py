@@ -5,6 +5,9 @@ from typing import Optional, Tuple
 
 import numpy as np
 
+#: Time after which ranks that do not go on are given up, unless the job says another.
+STALL_SECONDS = 300
+
 
 @dataclass(frozen=True)
 class Rule:
@@ -84,6 +87,7 @@ class Parallel:
 
     ``backend`` is "native", "horovod" or "mpi"; ``micro_batches`` of a pipeline, 0 for as many as stages;
     ``bucket_mib`` 0 for the framework's default; ``on_rank_loss`` "restart", "shrink" or "fail".
+    ``stall_seconds`` after which ranks that all live but do not go on are given up, 0 for never.
     """
 
     data: int = 1
@@ -95,6 +99,7 @@ class Parallel:
     local_batch_norm: bool = False
     on_rank_loss: str = "restart"
     min_data: int = 1
+    stall_seconds: int = STALL_SECONDS
 
     @property
     def ranks(self) -> int:

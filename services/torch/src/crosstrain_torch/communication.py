@@ -22,6 +22,7 @@ import torch.distributed as dist
 from crosstrain_service import weights
 from crosstrain_service.engine import Arrays
 from crosstrain_service.errors import CrosstrainError
+from crosstrain_service.parallel import progress
 from crosstrain_service.training import Execution
 
 #: How long an operation waits for the others before it fails. A rank that is lost is noticed within seconds by
@@ -96,12 +97,14 @@ class ProcessGroup(Group):
         self._traffic = traffic
 
     def add_up(self, tensor: torch.Tensor) -> torch.Tensor:
+        progress.joins()
         start = time.perf_counter()
         dist.all_reduce(tensor, group=self.handle)
         self._traffic.add(tensor, start)
         return tensor
 
     def gather(self, tensor: torch.Tensor) -> List[torch.Tensor]:
+        progress.joins()
         start = time.perf_counter()
         tensor = tensor.contiguous()
         found = [torch.empty_like(tensor) for _ in range(self.size)]
@@ -110,6 +113,7 @@ class ProcessGroup(Group):
         return found
 
     def gather_arrays(self, arrays: Mapping[str, np.ndarray]) -> List[Arrays]:
+        progress.joins()
         # On the CPU, which every group can send from.
         own = torch.frombuffer(bytearray(weights.to_bytes(arrays)), dtype=torch.uint8)
         sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]

@@ -13,6 +13,7 @@ from typing import Any, List
 import torch
 from torch import nn
 
+from crosstrain_service.parallel import progress
 from crosstrain_service.parallel.horovod_settings import begin
 from crosstrain_service.training import Execution
 
@@ -48,6 +49,7 @@ class HorovodGroup(Group):
         self._count = 0
 
     def add_up(self, tensor: torch.Tensor) -> torch.Tensor:
+        progress.joins()
         start = time.perf_counter()
         self._hvd.allreduce_(tensor, op=self._hvd.Sum, name=self._name())
         self._traffic.add(tensor, start)
@@ -100,6 +102,7 @@ class HorovodSteps(Steps):
         super()._differentiate(loss, weight)
         if not self._reduces:
             return
+        progress.joins()
         for handle in self._handles:
             self._hvd.synchronize(handle)
         self._handles.clear()

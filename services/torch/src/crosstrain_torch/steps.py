@@ -16,6 +16,7 @@ from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 from crosstrain_service.engine import Batch
+from crosstrain_service.parallel import progress
 from crosstrain_service.parallel.shares import share_sizes
 from crosstrain_service.training import Execution
 
@@ -105,7 +106,11 @@ class DataParallelSteps(Steps):
         on_gpu = trained[0].is_cuda
         self._clock: Any = _DeviceClock() if on_gpu else Clock()
         for value in first:
-            value.register_post_accumulate_grad_hook(self._clock.start)
+            value.register_post_accumulate_grad_hook(self._wait)
+
+    def _wait(self, parameter: nn.Parameter) -> None:
+        progress.joins()
+        self._clock.start(parameter)
 
     def settle(self, x: torch.Tensor) -> None:
         """Lets the buckets take their final order before the first step.

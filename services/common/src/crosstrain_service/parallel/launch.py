@@ -28,6 +28,7 @@ from .channel import ADDRESS
 from .greeting import Door, knock_until
 from .members import Greeting, Link, error_from_json, error_to_json, greet_all
 from .plan import Plan, free_ports, group_of, group_plan, local_plan, processes_of, ranks_from_json, shrunk, write_plan
+from .stall import NOBODY, Lookout, Reporter, Watchdog, heard
 from .watch import GRACE_SECONDS, End, LocalRanks, first_cause
 
 #: Time a member looks for its leader in one attempt, seconds.
@@ -110,7 +111,7 @@ class Launch:
     def _lead(self) -> int:
         plan = self._form() if self._group is not None else self._alone()
         local = self._start(plan)
-        ends = self._watch(local)
+        ends = self._watch(local, plan)
         cause = first_cause(ends)
         if cause is None:
             return self._finish(run_pb2.RUN_STATE_SUCCEEDED, None, 0)
@@ -172,20 +173,27 @@ class Launch:
                 raise
             return Door((group.host, 0), group.secret)
 
-    def _watch(self, local: LocalRanks) -> List[End]:
+    def _lookout(self, plan: Plan, local: LocalRanks) -> Lookout:
+        return Lookout(self._folder, [item.rank for item in plan.local(self._member)], local)
+
+    def _watch(self, local: LocalRanks, plan: Plan) -> List[End]:
         """Waits until all ranks of all members have ended; a first failure ends the others."""
         remote: Dict[int, List[End]] = {}
+        watchdog = Watchdog(self._folder, self._parallel.stall_seconds, len(plan.ranks), self._lookout(plan, local),
+                            self._tell_members)
         failed = 0.0
         while True:
             done = local.poll()
             self._tell_address()
             for place, link in self._links.items():
                 for message in link.take():
+                    watchdog.hear(message)
                     if "ends" in message:
                         remote[place] = [_end_from_json(item) for item in message["ends"]]
                 if place not in remote and link.lost:
                     remote[place] = [End(-1 - place, 1, time.time(), None, link.lost)]
-            ends = local.ends + [end for found in remote.values() for end in found]
+            watchdog.look()
+            ends = local.ends + [end for found in remote.values() for end in found] + watchdog.ends
             if done and len(remote) == len(self._links):
                 return ends
             if first_cause(ends) is not None:
@@ -211,14 +219,18 @@ class Launch:
         """A rank or a member is lost: the policy of the job says what follows."""
         place = -1 - cause.rank if cause.rank < 0 else plan.ranks[cause.rank].member
         name = "the ranks of member %d" % place if cause.rank < 0 else "rank %d" % cause.rank
+        if cause.rank == NOBODY:
+            name = "all ranks"
         if len(plan.local(0)) < len(plan.ranks) and cause.rank >= 0:
             name += " (member %d)" % place
+        for notice in heard(self._folder):  # rank 0 could not take them any more
+            self._emit(log=run_pb2.LogLine(severity="warning", text=notice))
         self._emit(rank_lost=run_pb2.RankLost(rank=max(-1, cause.rank), member=place, reason=cause.reason))
         policy = self._parallel.on_rank_loss
         text = "%s: %s" % (name, cause.reason)
         if policy == "fail":
             return self._finish(run_pb2.RUN_STATE_FAILED, CrosstrainError("RANK_LOST", text), 1)
-        if policy == "shrink" and self._group is None:
+        if policy == "shrink" and self._group is None and cause.rank != NOBODY:
             smaller = shrunk(plan.parallel, 1)
             if smaller is None:
                 text += "; %d data ranks are the fewest the job allows" % self._parallel.min_data
@@ -271,7 +283,7 @@ class Launch:
         if plan is None:
             return EXIT_RANK_LOST
         local = self._start(plan)
-        return self._watch_leader(link, local)
+        return self._watch_leader(link, local, Reporter(self._lookout(plan, local), link.send))
 
     def _await_plan(self, link: Link, secret: bytes) -> Optional[Plan]:
         """The leader's plan, however long the other members take; None if the leader is lost."""
@@ -283,12 +295,14 @@ class Launch:
                 return Plan(ranks, Parallel(**message["parallel"]), secret)
         return None
 
-    def _watch_leader(self, link: Link, local: LocalRanks) -> int:
+    def _watch_leader(self, link: Link, local: LocalRanks, reporter: Reporter) -> int:
         told = False
         failed = 0.0
         while True:
             done = local.poll()
+            reporter.look()
             for message in link.take():
+                reporter.hear(message)
                 if "channel" in message:
                     write_file(os.path.join(self._folder, ADDRESS), message["channel"].encode("utf-8"))
                 if "outcome" in message:

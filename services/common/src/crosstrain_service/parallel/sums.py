@@ -13,7 +13,7 @@ import numpy as np
 
 from ..errors import CrosstrainError
 from ..training import Ranks
-from . import mpi
+from . import mpi, progress
 
 _INSTALL = "'crosstrain up --with mpi' adds it"
 #: Shared memory of the ranks, in which they communicate.
@@ -82,6 +82,7 @@ class Sums:
 
     def add(self, array: np.ndarray) -> None:
         """Replaces a C-contiguous array, in its own memory, by the sum over all ranks, equal in all to the bit."""
+        progress.joins()
         started = time.perf_counter()
         self._comm.Allreduce(self._in_place, array)
         self._seconds += time.perf_counter() - started

@@ -15,6 +15,7 @@ import numpy as np
 from .. import weights
 from ..engine import Arrays
 from ..training import Execution
+from . import progress
 from .channel import ANSWER, CHECKPOINT, RECORDS, WORD, Channel, Handler, join, listen
 
 _LENGTH = struct.Struct("<I")
@@ -118,12 +119,14 @@ class Together(Team):
         self.shares = execution.data_shares
 
     def gather(self, payload: bytes) -> List[bytes]:
+        progress.joins()
         if self.rank:
             self._channel.send(0, ANSWER, payload)
             return []
         return [payload] + [self._channel.receive(rank) for rank in range(1, self.size)]
 
     def tell(self, payload: Optional[bytes]) -> bytes:
+        progress.joins()
         if self.rank:
             return self._channel.receive(0)
         assert payload is not None

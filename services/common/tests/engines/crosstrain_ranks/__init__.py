@@ -5,12 +5,16 @@ ENGINES = {
     "one-process": "crosstrain_ranks.engine:OneProcessEngine",
     "raising-rank": "crosstrain_ranks.engine:RaisingEngine",
     "killed-rank": "crosstrain_ranks.engine:KilledEngine",
+    "hanging-rank": "crosstrain_ranks.engine:HangingEngine",
+    "mismatched-ranks": "crosstrain_ranks.engine:MismatchedEngine",
+    "slow-start": "crosstrain_ranks.engine:SlowStartEngine",
     "drifting-rank": "crosstrain_ranks.engine:DriftingEngine",
 }
 
 
 def environment(engine, execution, run_dir):
-    return {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "TEST_RANK": str(execution.ranks.rank)}
+    return {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "TEST_RANK": str(execution.ranks.rank),
+            "TEST_FOLDER": run_dir}
 
 
 def processes(engine, execution, ranks):

@@ -10,6 +10,7 @@ import numpy as np
 from crosstrain_reference.engine import ReferenceEngine
 from crosstrain_service.capabilities import EXACT, Feature
 from crosstrain_service.engine import EngineInfo, Intermediates
+from crosstrain_service.parallel import progress
 
 KEY = b"of the test"
 
@@ -49,6 +50,7 @@ class RanksEngine(ReferenceEngine):
 
     def _summed(self, array):
         """The sum over all ranks."""
+        progress.joins()
         if self._ranks.rank == 0:
             for peer in self._peers:
                 array = array + np.frombuffer(peer.recv_bytes(), array.dtype).reshape(array.shape)
@@ -120,3 +122,47 @@ class DriftingEngine(RanksEngine):
         if batch.step == 4 and self._ranks.rank == 1:
             self.load_parameters({name: value + (name == "dense2.bias") for name, value in self.parameters().items()})
         return found
+
+
+def first_time(name):
+    """Whether no process was here before: what hangs once goes on when it is started again."""
+    try:
+        os.close(os.open(os.path.join(os.environ["TEST_FOLDER"], name), os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        return False
+    return True
+
+
+class HangingEngine(RanksEngine):
+    """The last rank hangs once, at step 12."""
+
+    name = "hanging-rank"
+
+    def _step(self, batch):
+        if batch.step == 12 and self._ranks.rank == self._ranks.size - 1 and first_time("hung"):
+            while True:
+                time.sleep(0.1)
+        return super()._step(batch)
+
+
+class MismatchedEngine(RanksEngine):
+    """Rank 1 waits at step 2 for a sum that it has given nothing to."""
+
+    name = "mismatched-ranks"
+
+    def _step(self, batch):
+        if batch.step == 2 and self._ranks.rank == 1:
+            progress.joins()
+            self._peers[0].recv_bytes()
+        return super()._step(batch)
+
+
+class SlowStartEngine(RanksEngine):
+    """The first step takes two seconds, as with a compiler."""
+
+    name = "slow-start"
+
+    def _step(self, batch):
+        if batch.step == 0:
+            time.sleep(2)
+        return super()._step(batch)
