@@ -14,26 +14,30 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
+from typing import Any
 
-import numpy as np
-
-from crosstrain_protos.v1 import run_pb2, service_pb2
-from crosstrain_service import convert, testing, weights
-from crosstrain_service.training import Execution, Rule, Training
-from tests.support import catalogue, messages
+from benchmarks.bare_runs import (
+    BARE,
+    BareScriptFailed,
+    Images,
+    Timed,
+    interleaved,
+    make_images,
+    run_script,
+    train,
+)
+from crosstrain_service.training import Execution
+from tests.support import catalogue
+from tests.support.catalogue import EngineId
 from tests.support.service import Service
 
-BARE = Path(__file__).resolve().parent / "bare"
 #: Options that make a bare script compute the same function where its users' own way does not.
 SAME_FUNCTION = {"lasagne": ["--canonical-ops"], "keras-theano": ["--canonical-ops"]}
 #: Options that give a bare script the settings of the run: deterministic kernels.
 SAME_SETTINGS = {name: ["--deterministic"] for name in ("torch", "tensorflow", "keras-tensorflow")}
-SAMPLES = 4000
 
 
 def main() -> int:
@@ -47,38 +51,42 @@ def main() -> int:
                         help="bare scripts use their framework's own operations where these compute something else")
     parser.add_argument("--output", type=Path, help="file for the figures as JSON")
     arguments = parser.parse_args()
-    random = np.random.RandomState(0)
-    images = random.randint(0, 256, (SAMPLES, 1, 28, 28)).astype(np.uint8)
-    labels = random.randint(0, 10, SAMPLES).astype(np.int64)
     figures = []
     with tempfile.TemporaryDirectory() as folder:
-        data = Path(folder) / "train.npz"
-        np.savez(data, x_train=images.reshape(-1, 28, 28), y_train=labels)
+        data = make_images(Path(folder))
         for engine in catalogue.choose(arguments.engines):
             script = BARE / f"{engine.name.replace('-', '_')}_cnn2.py"
             if not script.exists():
                 print(f"{engine}: no bare script, left out")
                 continue
-            figures.append(measure(engine, script, data, images, labels, arguments))
+            try:
+                figures.append(measure(engine, script, data, arguments))
+            except BareScriptFailed as reason:
+                sys.exit(str(reason))
     if arguments.output:
         arguments.output.write_text(json.dumps(figures, indent=1) + "\n")
     return 0
 
 
-def measure(engine, script, data, images, labels, arguments) -> dict:
+def measure(engine: EngineId, script: Path, data: Images, arguments: argparse.Namespace) -> dict[str, Any]:
     """All pairs of one engine."""
+    execution = Execution(intra_threads=arguments.threads)
+    command = [str(catalogue.environment(engine.service).python), str(script), str(data.file)]
+    command += SAME_SETTINGS.get(engine.name, [])
+    if not arguments.own_ops:
+        command += SAME_FUNCTION.get(engine.name, [])
+
+    def figures(timed: Timed) -> dict[str, float]:
+        return {"first": timed.first, "step": statistics.median(timed.steps[arguments.warm_up :])}
+
     with Service(engine.service) as service:
-        # One pair unmeasured: compile caches and file caches are warm for both sides alike.
-        run_service(service, engine, images, labels, arguments, "warm")
-        run_bare(engine, script, data, arguments)
-        pairs = []
-        for index in range(arguments.pairs):
-            order = ("service", "bare") if index % 2 == 0 else ("bare", "service")
-            pair = {}
-            for side in order:
-                pair[side] = (run_service(service, engine, images, labels, arguments, str(index))
-                              if side == "service" else run_bare(engine, script, data, arguments))
-            pairs.append(pair)
+        pairs = interleaved(
+            arguments.pairs,
+            lambda name: figures(
+                train(service, engine.name, data, f"overhead-{engine.name}-{name}", arguments.steps, execution)
+            ),
+            lambda name: figures(run_script(command, arguments.steps, arguments.threads)),
+        )
     throughput = [pair["bare"]["step"] / pair["service"]["step"] for pair in pairs]
     first = [pair["service"]["first"] / pair["bare"]["first"] for pair in pairs]
     step = statistics.median(pair["service"]["step"] for pair in pairs)
@@ -91,44 +99,6 @@ def measure(engine, script, data, images, labels, arguments) -> dict:
 
 def spread(values: list[float]) -> str:
     return f"{statistics.median(values):.3f} ({min(values):.3f} to {max(values):.3f})"
-
-
-def run_service(service, engine, images, labels, arguments, name) -> dict:
-    """Median step and time to the first step of one run through the service, seconds."""
-    model = testing.cnn2()
-    settings = Training(epochs=1000, batch_size=64, seed=0, rule=Rule("sgd", momentum=0.9, nesterov=False),
-                        learning_rates=np.full(arguments.steps, 0.05), max_steps=arguments.steps)
-    spec = run_pb2.TrainSpec(
-        model=convert.model_message(model), train=messages.dataset(service, images, labels, model, 255.0),
-        training=messages.training(service, settings),
-        execution=messages.execution(Execution(intra_threads=arguments.threads)),
-        initial_weights_digest=service.upload_tensors(weights.initial_parameters(model, 0)))
-    run_id = f"overhead-{engine.name}-{name}"
-    begin = time.time()
-    service.training.Train(service_pb2.TrainRequest(run_id=run_id, engine=engine.name, spec=spec), timeout=60)
-    first, seconds = 0.0, []
-    for event in service.finish(run_id, 600):
-        if event.WhichOneof("event") == "steps":
-            if event.steps.first_step == 0:
-                first = event.time.ToNanoseconds() / 1e9 - begin
-            seconds += event.steps.step_seconds
-    return {"first": first, "step": statistics.median(seconds[arguments.warm_up:])}
-
-
-def run_bare(engine, script, data, arguments) -> dict:
-    """The same of the bare script."""
-    environment = catalogue.environment(engine.service)
-    command = [str(environment.python), str(script), str(data), "--steps", str(arguments.steps),
-               "--threads", str(arguments.threads)]
-    command += SAME_SETTINGS.get(engine.name, [])
-    if not arguments.own_ops:
-        command += SAME_FUNCTION.get(engine.name, [])
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        sys.exit(f"{script.name} failed: {done.stderr[-2000:]}")
-    result = json.loads(done.stdout.strip().splitlines()[-1])
-    return {"first": result["first_step_seconds"], "step": statistics.median(
-        result["step_seconds"][arguments.warm_up:])}
 
 
 if __name__ == "__main__":

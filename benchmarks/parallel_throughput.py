@@ -13,7 +13,6 @@ import argparse
 import json
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -22,15 +21,14 @@ from typing import Any
 
 import numpy as np
 
-from crosstrain_protos.v1 import run_pb2, service_pb2
-from crosstrain_service import capabilities, convert, testing, weights
+from benchmarks.bare_runs import BARE, BareScriptFailed, Images, interleaved, make_images, run_script, train
+from crosstrain_service import capabilities
 from crosstrain_service.capabilities import UNSUPPORTED
-from crosstrain_service.training import Execution, Parallel, Rule, Training
-from tests.support import catalogue, messages
+from crosstrain_service.training import Execution, Parallel
+from tests.support import catalogue
 from tests.support.catalogue import EngineId
 from tests.support.service import Service, features
 
-BARE = Path(__file__).resolve().parent / "bare"
 #: Bare scripts by engine and backend, with the options that make them compute the same function.
 SCRIPTS = {
     ("torch", "native"): ("torch_ddp", ["--deterministic"]),
@@ -42,7 +40,6 @@ SCRIPTS = {
     ("lasagne", "mpi"): ("lasagne_mpi", ["--canonical-ops"]),
     ("caffe", "mpi"): ("caffe_mpi", []),
 }
-SAMPLES = 4000
 DRAWS = 10_000
 
 
@@ -56,25 +53,27 @@ def main() -> int:
     parser.add_argument("--threads", type=int, default=1, help="threads of each rank")
     parser.add_argument("--output", type=Path, help="file for the figures as JSON")
     arguments = parser.parse_args()
-    random = np.random.RandomState(0)
-    images = random.randint(0, 256, (SAMPLES, 1, 28, 28)).astype(np.uint8)
-    labels = random.randint(0, 10, SAMPLES).astype(np.int64)
     figures = []
+    failed = False
     with tempfile.TemporaryDirectory() as folder:
-        data = Path(folder) / "train.npz"
-        np.savez(data, x_train=images.reshape(-1, 28, 28), y_train=labels)
+        data = make_images(Path(folder))
         for engine in catalogue.choose(arguments.engines):
             for (name, backend), (script, options) in SCRIPTS.items():
                 path = BARE / f"{script}_cnn2.py"
                 if name == engine.name and path.exists():
-                    command = launcher(engine, backend, arguments.ranks) + [str(path), str(data), *options]
+                    command = launcher(engine, backend, arguments.ranks) + [str(path), str(data.file), *options]
                     if "mirrored" in script:
                         command += ["--ranks", str(arguments.ranks)]
-                    found = measure(engine, backend, command, images, labels, arguments)
+                    try:
+                        found = measure(engine, backend, command, data, arguments)
+                    except BareScriptFailed as reason:
+                        print(f"{engine}, {backend}: {reason}", flush=True)
+                        failed = True
+                        continue
                     figures += [found] if found else []
     if arguments.output:
         arguments.output.write_text(json.dumps(figures, indent=1) + "\n")
-    return 0
+    return 1 if failed else 0
 
 
 def launcher(engine: EngineId, backend: str, ranks: int) -> list[str]:
@@ -91,25 +90,31 @@ def launcher(engine: EngineId, backend: str, ranks: int) -> list[str]:
     return [str(python)]
 
 
-def measure(engine: EngineId, backend: str, command: list[str], images: np.ndarray, labels: np.ndarray,
-            arguments: argparse.Namespace) -> dict[str, Any] | None:  # fmt: skip
+def measure(
+    engine: EngineId, backend: str, command: list[str], data: Images, arguments: argparse.Namespace
+) -> dict[str, Any] | None:
     """All pairs of one engine and backend; None where the engine does not declare it."""
     execution = Execution(intra_threads=arguments.threads, parallel=Parallel(data=arguments.ranks, backend=backend))
+    # What an activated environment has: launchers look for the interpreter and for their helpers there.
+    path = os.pathsep.join([str(Path(command[0]).parent), os.environ.get("PATH", "")])
+    environment = {**os.environ, "PATH": path, "UCX_TLS": "self,sm", "OMP_NUM_THREADS": str(arguments.threads)}
     with Service(engine.service) as service:
         declared = features(service.describe()[engine.name])
         for name in capabilities.features_of_execution(execution):
             if name not in declared or declared[name].support == UNSUPPORTED:
                 print(f"{engine}, {backend}: left out: {name} is not declared")
                 return None
-        pairs = []
-        # The first pair is not measured: caches are warm for both sides alike.
-        for index in range(-1, arguments.pairs):
-            pair = {}
-            for side in ("service", "bare") if index % 2 == 0 else ("bare", "service"):
-                pair[side] = (run_service(service, engine, images, labels, execution, arguments, f"{backend}{index}")
-                              if side == "service" else run_bare(command, arguments))  # fmt: skip
-            if index >= 0:
-                pairs.append(pair)
+
+        def ours(name: str) -> float:
+            run_id = f"throughput-{engine.name}-{backend}-{name}"
+            timed = train(service, engine.name, data, run_id, arguments.steps, execution, drop_last=True)
+            return statistics.median(timed.steps[arguments.warm_up :])
+
+        def theirs(_name: str) -> float:
+            timed = run_script(command, arguments.steps, arguments.threads, environment)
+            return statistics.median(timed.steps[arguments.warm_up :])
+
+        pairs = interleaved(arguments.pairs, ours, theirs)
     ratios = [pair["bare"] / pair["service"] for pair in pairs]
     low, high = interval(ratios)
     step = statistics.median(pair["service"] for pair in pairs)
@@ -124,38 +129,6 @@ def interval(ratios: Sequence[float]) -> tuple[float, float]:
     random = np.random.RandomState(0)
     drawn = np.median(random.choice(ratios, (DRAWS, len(ratios))), axis=1)
     return float(np.quantile(drawn, 0.025)), float(np.quantile(drawn, 0.975))
-
-
-def run_service(service: Service, engine: EngineId, images: np.ndarray, labels: np.ndarray, execution: Execution,
-                arguments: argparse.Namespace, name: str) -> float:  # fmt: skip
-    """Median step of one run through the service, seconds."""
-    model = testing.cnn2()
-    settings = Training(epochs=1000, batch_size=64, seed=0, rule=Rule("sgd", momentum=0.9, nesterov=False),
-                        learning_rates=np.full(arguments.steps, 0.05), max_steps=arguments.steps, drop_last=True)
-    spec = run_pb2.TrainSpec(
-        model=convert.model_message(model), train=messages.dataset(service, images, labels, model, 255.0),
-        training=messages.training(service, settings), execution=messages.execution(execution),
-        initial_weights_digest=service.upload_tensors(weights.initial_parameters(model, 0)))  # fmt: skip
-    run_id = f"throughput-{engine.name}-{name}"
-    service.training.Train(service_pb2.TrainRequest(run_id=run_id, engine=engine.name, spec=spec), timeout=60)
-    seconds: list[float] = []
-    for event in service.finish(run_id, 600):
-        if event.WhichOneof("event") == "steps":
-            seconds += event.steps.step_seconds
-    return statistics.median(seconds[arguments.warm_up :])
-
-
-def run_bare(command: list[str], arguments: argparse.Namespace) -> float:
-    """The same of the bare script."""
-    command = [*command, "--steps", str(arguments.steps), "--threads", str(arguments.threads)]
-    # What an activated environment has: launchers look for the interpreter and for their helpers there.
-    path = os.pathsep.join([str(Path(command[0]).parent), os.environ.get("PATH", "")])
-    environment = {**os.environ, "PATH": path, "UCX_TLS": "self,sm", "OMP_NUM_THREADS": str(arguments.threads)}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
-    lines = [line[line.index("{") :] for line in done.stdout.splitlines() if "step_seconds" in line]
-    if done.returncode or not lines:
-        sys.exit(f"{' '.join(command)} failed: {done.stderr[-2000:]}")
-    return statistics.median(json.loads(lines[-1])["step_seconds"][arguments.warm_up :])
 
 
 if __name__ == "__main__":
