@@ -25,14 +25,24 @@ COPY docker/locks/caffe.txt /tmp/lock.txt
 RUN --mount=type=cache,target=/root/.cache/pip \
     /opt/crosstrain/bin/python -m pip install --require-hashes -r /tmp/lock.txt
 # Caffe itself, from the source distribution that services/caffe/build/source.txt names and hashes.
-# CUDA=ON is untested, CUDNN=ON needs cuDNN 7: later versions lack calls that Caffe makes.
+# CUDA=ON and NCCL are untested, CUDNN=ON needs cuDNN 7: later versions lack calls that Caffe makes.
 ARG CUDA=OFF
 ARG CUDNN=OFF
+# A lock file of docker/locks with NVIDIA's wheel of NCCL; without one Caffe is built without NCCL.
+ARG NCCL_LOCK=""
+COPY docker/locks/ /tmp/locks/
+RUN --mount=type=cache,target=/root/.cache/pip \
+    if [ -n "${NCCL_LOCK}" ]; then \
+        /opt/crosstrain/bin/python -m pip install --require-hashes --no-deps -r "/tmp/locks/${NCCL_LOCK}.txt"; \
+    fi
 COPY services/caffe/build/ /tmp/caffe/
 RUN --mount=type=cache,target=/root/.cache/pip \
     /opt/crosstrain/bin/python -m pip install --no-deps \
         --config-settings=cmake.define.CROSSTRAIN_CAFFE_CUDA="${CUDA}" \
-        --config-settings=cmake.define.CROSSTRAIN_CAFFE_CUDNN="${CUDNN}" /tmp/caffe
+        --config-settings=cmake.define.CROSSTRAIN_CAFFE_CUDNN="${CUDNN}" \
+        --config-settings=cmake.define.CROSSTRAIN_CAFFE_NCCL="${NCCL_LOCK:+ON}" \
+        --config-settings=cmake.define.CROSSTRAIN_CAFFE_NCCL_ROOT="$(echo /opt/crosstrain/lib/python3*/site-packages)/nvidia/nccl" \
+        /tmp/caffe
 RUN /opt/crosstrain/bin/python -m pip list --format=json > /python.json
 
 # A layer of its own, so that a change of the code leaves the layer of packages alone.

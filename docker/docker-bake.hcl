@@ -133,11 +133,11 @@ target "caffe" {
   target     = "service"
   matrix = {
     item = [
-      { kind = "cpu", cuda = "OFF", packages = "", more = "" },
+      { kind = "cpu", cuda = "OFF", packages = "", more = "", nccl = "" },
       # Debian's own CUDA 11.8; the base needs Debian's non-free archive among its sources.
       {
         kind = "cuda", cuda = "ON", packages = "nvidia-cuda-toolkit",
-        more = "libcublas11 libcudart11.0 libcurand10"
+        more = "libcublas11 libcudart11.0 libcurand10", nccl = "caffe-nccl"
       },
     ]
   }
@@ -146,6 +146,7 @@ target "caffe" {
     MORE_PACKAGES  = item.more
     BUILD_PACKAGES = item.packages
     CUDA           = item.cuda
+    NCCL_LOCK      = item.nccl
     TITLE          = "Crosstrain Caffe service"
   }
   tags = ["${PREFIX}/caffe:1.0-${item.kind}"]

@@ -35,7 +35,8 @@ def environment(engine: str, execution: Execution, run_dir: str) -> Dict[str, st
         WORK_FOLDER: os.path.join(run_dir, "caffe"),
     }
     if execution.parallel.ranks > 1:
-        variables.update(sums.environment())
+        # The ranks are on one host: neither way listens on its network.
+        variables.update(sums.environment() if execution.parallel.backend == "mpi" else {"NCCL_SOCKET_IFNAME": "lo"})
     if execution.device == "cpu":
         variables["CUDA_VISIBLE_DEVICES"] = ""
     else:
@@ -48,7 +49,11 @@ def environment(engine: str, execution: Execution, run_dir: str) -> Dict[str, st
 
 def refusal(engine: str, model: Model, training: Training, execution: Execution) -> str:
     """Why this engine cannot do what the parts of the request, each for itself, allow; empty if it can."""
-    if execution.parallel.ranks < 2 or not model.layers_of(BatchNorm):
+    if execution.parallel.ranks < 2:
+        return ""
+    if execution.parallel.backend == "native" and execution.device == "cpu":
+        return "engine caffe: backend native is NCCL between GPUs; on a CPU its ranks use backend mpi"
+    if not model.layers_of(BatchNorm):
         return ""
     if not execution.native:
         return "engine caffe does not support batch norm over several ranks: Caffe's layer sees its rank's share"

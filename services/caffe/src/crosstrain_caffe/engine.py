@@ -8,8 +8,8 @@ Native semantics are Caffe's own: output sizes of pooling rounded up (a model on
 is refused), averages over padding included, its dropout, its batch norm statistics (unbiased variance, the old
 weighted 0.999, divided by the sum of weights), and see :mod:`.optimizer`.
 
-With several ranks each computes the gradients of its share, weighted by the share's part in the whole batch, and MPI
-adds them in the blobs before the solver clips, decays and updates.
+With several ranks each computes the gradients of its share, weighted by the share's part in the whole batch, and MPI,
+or between GPUs NCCL (:mod:`.nccl`), adds them in the blobs before the solver clips, decays and updates.
 
 The code for device "cuda" has not been run on a GPU.
 """
@@ -29,8 +29,8 @@ from crosstrain_service.parallel import sums
 from crosstrain_service.training import Execution, Training
 
 from . import device as devices
-from . import snapshots
-from .features import EMULATED, EXACT, ON_GPU, PARALLEL, UNSUPPORTED
+from . import nccl, snapshots
+from .features import BY_MPI, BY_NCCL, EMULATED, EXACT, ON_GPU, PARALLEL, UNSUPPORTED
 from .model import LABELS, LOSS, PREDICT, STATISTICS, TRAIN, Network, X, network, place
 from .optimizer import UpdateRule, solver_message
 
@@ -49,15 +49,17 @@ class CaffeEngine(Engine):
         obstacle = devices.cuda_obstacle()
         if obstacle:
             unsupported.update((name, obstacle) for name in ON_GPU)
-        obstacle = sums.obstacle()
-        if obstacle:
-            unsupported.update((name, obstacle) for name in PARALLEL)
+        without = {BY_NCCL: nccl.obstacle() or obstacle, BY_MPI: sums.obstacle()}
+        unsupported.update((name, reason) for name, reason in without.items() if reason)
+        if all(without.values()):
+            unsupported.update((name, without[BY_MPI]) for name in PARALLEL)
         exact = [name for name in EXACT if name not in unsupported]
         return EngineInfo(cls.name, caffe.__version__, declare(exact, EMULATED, unsupported), devices.libraries())
 
     def __init__(self, model: Model, training: Training, execution: Execution) -> None:
         devices.configure(execution)
-        self._sums = sums.Sums(execution.ranks) if execution.ranks.size > 1 else None
+        several = execution.ranks.size > 1
+        self._sums: Any = sums.Sums(execution.ranks) if several and execution.parallel.backend == "mpi" else None
         self._model = model
         self._seed = training.seed
         self._execution = execution
@@ -76,6 +78,8 @@ class CaffeEngine(Engine):
         if self._sums is not None:
             # The solver calls it between backward pass and update.
             self._solver.add_callback(lambda: None, self._add_gradients)
+        elif several:
+            self._sums = nccl.NcclSums(self._solver, execution.ranks)
         self._draws = self._native and bool(model.layers_of(Dropout))
         self._drawing = False
         self._others: Dict[str, Tuple[Any, Network]] = {}
@@ -104,8 +108,9 @@ class CaffeEngine(Engine):
                 self._feed(batch)
                 self._rule.set_rate(batch.learning_rate)
                 step(1)
+                value = self._loss(float(loss.data), batch)
                 waited = self._sums.take_seconds() if self._sums is not None else 0.0
-                loop.step_done(self._loss(float(loss.data), batch), sync_seconds=waited)
+                loop.step_done(value, sync_seconds=waited)
 
     def _add_gradients(self) -> None:
         """Adds the gradients of all ranks, each already a part of the whole batch's, in Caffe's own memory."""

@@ -9,10 +9,13 @@ EXACT: Tuple[str, ...] = (
     "optimizer.sgd", "optimizer.sgd.momentum", "optimizer.sgd.nesterov", "optimizer.adagrad", "decay.l2",
     "clip.global_norm", "semantics.canonical", "semantics.native", "precision.float32", "device.cpu",
     "device.cuda", "execution.deterministic", "execution.intra_threads", "execution.tf32", "probe",
-    "parallel.data", "parallel.mpi", "parallel.local_batch_norm",
+    "parallel.data", "parallel.mpi", "parallel.native", "parallel.local_batch_norm",
 )
-#: What needs MPI.
-PARALLEL: Tuple[str, ...] = ("parallel.data", "parallel.mpi", "parallel.local_batch_norm")
+#: The two ways in which ranks add their gradients: by MPI, and by Caffe's own NCCL between GPUs.
+BY_MPI = "parallel.mpi"
+BY_NCCL = "parallel.native"
+#: What needs one of them.
+PARALLEL: Tuple[str, ...] = ("parallel.data", "parallel.local_batch_norm")
 _UNITS = "Caffe's solver; rate and delta carry the rounding of 1 - beta, which Caffe forms from a float32"
 EMULATED: Dict[str, str] = {
     "layer.convolution1d": "computed in two dimensions with height 1",
@@ -43,7 +46,6 @@ UNSUPPORTED: Dict[str, str] = {
     "parallel.data_tensor": _DATA_ONLY,
     "parallel.data_pipeline": _DATA_ONLY,
     "parallel.tensor_pipeline": _DATA_ONLY,
-    "parallel.native": "pycaffe has no communication of its own without NCCL; the ranks use MPI",
     "parallel.horovod": "Horovod has no interface to Caffe",
     "parallel.hosts": "the ranks are started on one host",
     "parallel.bucket_mib": "every gradient is added in its own memory",

@@ -63,6 +63,8 @@ def solver_message(training: Training, native: bool) -> Any:
     if training.clip_norm:
         message.clip_gradients = training.clip_norm
     message.random_seed = training.seed
+    # NCCL is to add gradients before an update only: a backward pass by itself, which records, adds none.
+    message.layer_wise_reduce = False
     return message
 
 
