@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
+import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -112,12 +115,17 @@ class Host:
     def listening(self) -> list[tuple[str, int]]:
         """Addresses and ports at which something listens for TCP here."""
         found = []
-        for line in ip("netns", "exec", self.namespace, "cat", "/proc/net/tcp").splitlines()[1:]:
+        for line in ip("netns", "exec", self.namespace, "cat", "/proc/net/tcp", "/proc/net/tcp6").splitlines():
             fields = line.split()
             if fields[3] == "0A":
-                address, port = fields[1].split(":")
-                numbers = [str(int(address[place : place + 2], 16)) for place in (6, 4, 2, 0)]
-                found.append((".".join(numbers), int(port, 16)))
+                words, port = fields[1].split(":")
+                # The kernel shows words of 32 bits in the byte order of the machine.
+                packed = b"".join(
+                    int(words[place : place + 8], 16).to_bytes(4, sys.byteorder) for place in range(0, len(words), 8)
+                )
+                family = socket.AF_INET if len(packed) == 4 else socket.AF_INET6
+                address = socket.inet_ntop(family, packed)
+                found.append((address.removeprefix("::ffff:"), int(port, 16)))
         return found
 
 
@@ -164,6 +172,14 @@ class Server:
             self.process.wait(timeout=20)
         except subprocess.TimeoutExpired:
             self.process.kill()
+
+
+def await_true(condition: Callable[[], bool], seconds: float) -> None:
+    """Returns when a condition holds; fails if it does not in time."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.05)
 
 
 def network_or_skip() -> Network:

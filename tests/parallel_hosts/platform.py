@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
 import sys
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import psutil
+import pytest
 
 from crosstrain.client import Client
 from crosstrain.launch.environments import Unavailable
-from crosstrain_protos.v1 import coordinator_pb2, data_pb2, run_pb2
+from crosstrain_protos.v1 import coordinator_pb2, data_pb2, run_pb2, service_pb2
 from crosstrain_service import weights
 from tests.support import catalogue
 
-from .network import Network, Server
+from .network import Network, Server, await_true
 
 #: The runtime's own test engine: the reference engine on several ranks.
 TEST_ENGINES = Path(__file__).resolve().parents[2] / "services" / "common" / "tests" / "engines"
@@ -29,19 +30,17 @@ DOCUMENT = """
 name: hosts
 model: cnn2
 training: {{epochs: {epochs}, batch_size: 13, optimizer: {{sgd: {{learning_rate: 0.05, momentum: 0.9}}}}}}
-parallel: {{data: {data}, hosts: 2}}
-execution: {{precision: {precision}, threads: 1, checkpoint_every_steps: 5}}
+parallel: {{data: {data}, hosts: 2, on_rank_loss: {on_rank_loss}}}
+execution: {{precision: float64, threads: 1, checkpoint_every_steps: 5}}
 engines: [{engines}]
 cross_evaluate: false
-verdict: {verdict}
+verdict: {{judge: false}}
 """
 
 
-def document(
-    engines: str, epochs: int = 3, data: int = 3, precision: str = "float64", verdict: str = "{judge: false}"
-) -> str:
+def document(engines: str, epochs: int = 3, data: int = 3, on_rank_loss: str = "restart") -> str:
     """A job on two hosts."""
-    return DOCUMENT.format(engines=engines, epochs=epochs, data=data, precision=precision, verdict=verdict)
+    return DOCUMENT.format(engines=engines, epochs=epochs, data=data, on_rank_loss=on_rank_loss)
 
 
 class ServicesMissing(Exception):
@@ -98,6 +97,13 @@ class Platform:
             if event.WhichOneof("event") == "run_event":
                 yield event.run_event
 
+    def require(self, engine: str, feature: str) -> None:
+        """Skips the test, with the reason, if an engine does not have a feature here."""
+        offer = next(item for item in self.client.list_engines() if item.description.name == engine)
+        found = next(item for item in offer.description.features if item.name == feature)
+        if found.support == service_pb2.SUPPORT_UNSUPPORTED:
+            pytest.skip(f"{engine} has no {feature} here: {found.note}")
+
     def await_event(self, job_id: str, kind: str) -> Any:
         """The first event of a kind."""
         return getattr(next(event for event in self.events(job_id) if event.WhichOneof("event") == kind), kind)
@@ -136,22 +142,17 @@ class Platform:
             server.close()
 
 
-def curve(events: Iterable[run_pb2.RunEvent], run_id: str) -> list[float]:
-    """Losses of a run, step by step; the last word on each step counts. Fails on a gap."""
-    found: dict[int, float] = {}
-    for event in events:
-        if event.run_id == run_id:
-            found.update({event.steps.first_step + index: loss for index, loss in enumerate(event.steps.loss)})
-    assert sorted(found) == list(range(len(found)))
-    return [found[step] for step in range(len(found))]
-
-
-def await_true(condition: Callable[[], bool], seconds: float) -> None:
-    """Returns when a condition holds; fails if it does not in time."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.05)
+@contextlib.contextmanager
+def started(folder: Path, network: Network, service: str) -> Iterator[Platform]:
+    """A platform with a service of the catalogue; skips the tests, with the reason, where there is none."""
+    try:
+        opened = Platform(folder, network, service)
+    except ServicesMissing as reason:
+        pytest.skip(str(reason))
+    try:
+        yield opened
+    finally:
+        opened.close()
 
 
 def _environment(service: str) -> tuple[str, dict[str, str], str]:

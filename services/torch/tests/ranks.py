@@ -50,7 +50,7 @@ def run(function, parallel, *arguments, members=1, **execution):
             alone = members > 1
             place = Ranks(rank=rank, size=size, local_rank=0 if alone else rank, local_size=1 if alone else size,
                           member=rank if alone else 0, members=members, hosts=("127.0.0.1",) * size, ports=ports,
-                          folder=folder)
+                          rendezvous=("127.0.0.1", ports[0]), folder=folder)
             whole = Execution(parallel=parallel, ranks=place, **execution)
             receiver, sender = _CONTEXT.Pipe(duplex=False)
             process = _CONTEXT.Process(target=_rank, args=(sender, function, whole, folder, arguments))

@@ -23,7 +23,8 @@ from crosstrain_torch.partition import Division, divisions, stages
 
 
 def test_one_host_talks_over_loopback():
-    ranks = Ranks(rank=1, size=2, hosts=("10.0.0.1", "10.0.0.1"), ports=(5000, 5001), folder="/nowhere")
+    ranks = Ranks(rank=1, size=2, hosts=("10.0.0.1", "10.0.0.1"), ports=(5000, 5001),
+                  rendezvous=("127.0.0.1", 5000), folder="/nowhere")
     found = environment("torch", Execution(parallel=Parallel(data=2), ranks=ranks), "/run")
     assert found["GLOO_SOCKET_IFNAME"] == "lo" and found["NCCL_SOCKET_IFNAME"] == "=lo"
     assert not any(name.startswith("HOROVOD") for name in found)

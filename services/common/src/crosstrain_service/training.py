@@ -115,6 +115,8 @@ class Ranks:
     has fewer (``processes`` in its package). ``rank`` of ``size`` processes, ``local_rank`` of ``local_size``
     on this host, ``member`` of ``members`` services. ``hosts`` and ``ports`` hold, for each process, an
     address at which the others reach it and a port that was free there just before the start.
+    ``rendezvous``: where all of them reach a port at which process 0 alone listens, if it does: an address of
+    this host's loopback interface, wherever process 0 is.
     ``folder``: a private folder that the processes of this host share, new for every start.
     """
 
@@ -126,6 +128,7 @@ class Ranks:
     members: int = 1
     hosts: Tuple[str, ...] = ()
     ports: Tuple[int, ...] = ()
+    rendezvous: Tuple[str, int] = ("", 0)
     folder: str = ""
 
 

@@ -3,7 +3,8 @@
 A rank belongs to three groups: ranks with the same part of the network and other rows (``data``), ranks that
 share the tensors of the same layers and rows (``tensor``), and ranks that hold the layers before and after
 (``pipeline``). Processes of one host meet through a file in their private folder and talk over the loopback
-interface; several hosts meet at an address of rank 0 that nothing but the group's own network reaches.
+interface; those of several hosts meet at a store on rank 0's loopback interface, which a relay of the common layer
+leads to.
 
 NCCL, for device "cuda", has not been run.
 """
@@ -204,7 +205,7 @@ def _open(execution: Execution) -> Any:
     ranks = execution.ranks
     if ranks.members == 1:
         return dist.FileStore(os.path.join(ranks.folder, "torch-store"), ranks.size)
-    address, port = ranks.hosts[0], ranks.ports[0]
+    address, port = ranks.rendezvous
     if ranks.rank:
         return dist.TCPStore(address, port, ranks.size, is_master=False, timeout=TIMEOUT)
     # By itself the store would listen on all interfaces.

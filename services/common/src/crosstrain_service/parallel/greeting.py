@@ -148,8 +148,20 @@ def _limit(accepted: socket.socket, seconds: float) -> None:
     accepted.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, value)
 
 
+def plain(connection: Connection) -> socket.socket:
+    """The socket of a connection for bytes without frames; the connection itself is closed."""
+    try:
+        return _duplicate(connection)
+    finally:
+        connection.close()
+
+
+def _duplicate(connection: Connection) -> socket.socket:
+    return socket.socket(fileno=os.dup(connection.fileno()))
+
+
 def _unlimited(connection: Connection) -> None:
-    duplicate = socket.socket(fileno=os.dup(connection.fileno()))
+    duplicate = _duplicate(connection)
     try:
         duplicate.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 0, 0))
     finally:

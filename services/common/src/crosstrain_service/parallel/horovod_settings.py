@@ -1,10 +1,11 @@
 """How the processes of a run find each other through Horovod, for every framework that it serves.
 
 Horovod's own launcher serves its key-value store on all network interfaces without any authentication
-(CVE-2024-10190); here rank 0 serves it on one address only: the loopback interface's for ranks of one host, else
-its own in the group.
+(CVE-2024-10190); here rank 0 serves it on the loopback interface only, and ranks of other hosts reach it through
+the launchers (:mod:`.relay`).
 """
 
+import http.client
 import socket
 import threading
 import time
@@ -14,16 +15,9 @@ import psutil
 
 from ..errors import CrosstrainError
 from ..training import Execution
-from .plan import LOOPBACK
 
 #: Longest time that the others may take to start, seconds.
 START_SECONDS = 600.0
-
-
-def rendezvous(execution: Execution) -> Tuple[str, int]:
-    """Address and port of the key-value store."""
-    ranks = execution.ranks
-    return (LOOPBACK if ranks.members == 1 else ranks.hosts[0]), ranks.ports[0]
 
 
 def interface_of(execution: Execution) -> str:
@@ -45,7 +39,7 @@ def interface(address: str) -> str:
 def variables(execution: Execution) -> Dict[str, str]:
     """The environment variables that Horovod's own launcher sets for a process."""
     ranks = execution.ranks
-    address, port = rendezvous(execution)
+    address, port = ranks.rendezvous
     local_rank, local_size, cross_rank, cross_size = place(ranks.hosts, ranks.rank)
     numbers = {
         "RANK": ranks.rank, "SIZE": ranks.size,
@@ -83,12 +77,12 @@ def begin(execution: Execution, hvd: Any) -> None:
     """
     if hvd.is_initialized():
         return
-    address, port = rendezvous(execution)
+    address, port = execution.ranks.rendezvous
     if execution.ranks.rank == 0:
         serve(address, port)
     else:
         # Horovod itself gives up after a few tries.
-        _await(address, port)
+        await_store(address, port)
     hvd.init()
 
 
@@ -118,13 +112,18 @@ def serve(address: str, port: int) -> Any:
     return server
 
 
-def _await(address: str, port: int) -> None:
+def await_store(address: str, port: int) -> None:
+    """Returns once the store answers; on another host a relay takes the connection before anybody listens."""
     end = time.monotonic() + START_SECONDS
     while True:
+        connection = http.client.HTTPConnection(address, port, timeout=START_SECONDS)
         try:
-            socket.create_connection((address, port), 5).close()
+            connection.request("GET", "/crosstrain/ready")
+            connection.getresponse().read()
             return
-        except OSError:
+        except (OSError, http.client.HTTPException) as error:
             if time.monotonic() > end:
-                raise
+                raise OSError("Horovod's rendezvous does not answer: %s" % error) from error
             time.sleep(0.02)
+        finally:
+            connection.close()

@@ -27,7 +27,19 @@ from ..training import Parallel
 from .channel import ADDRESS
 from .greeting import Door, knock_until
 from .members import Greeting, Link, error_from_json, error_to_json, greet_all
-from .plan import Plan, free_ports, group_of, group_plan, local_plan, processes_of, ranks_from_json, shrunk, write_plan
+from .plan import (
+    LOOPBACK,
+    Plan,
+    free_ports,
+    group_of,
+    group_plan,
+    local_plan,
+    processes_of,
+    ranks_from_json,
+    shrunk,
+    write_plan,
+)
+from .relay import Entrance, Exit, Relay
 from .stall import NOBODY, Lookout, Reporter, Watchdog, heard
 from .watch import GRACE_SECONDS, End, LocalRanks, first_cause
 
@@ -35,7 +47,8 @@ from .watch import GRACE_SECONDS, End, LocalRanks, first_cause
 FIND_LEADER_SECONDS = 60.0
 #: Time a leader that may go on with fewer ranks waits for members, seconds.
 SHRINK_PATIENCE_SECONDS = 15.0
-_POLL_SECONDS = 0.02
+#: Ranks are looked at this often, seconds: the launcher shares their cores.
+_POLL_SECONDS = 0.04
 
 
 class Launch:
@@ -56,6 +69,7 @@ class Launch:
         self._folder = tempfile.mkdtemp(prefix="crosstrain-")
         self._links: Dict[int, Link] = {}
         self._locals: Optional[LocalRanks] = None
+        self._relay: Optional[Relay] = None
         self._member = self._group.member if self._group is not None else 0
         self._address_sent = False
 
@@ -87,6 +101,8 @@ class Launch:
         finally:
             if self._locals is not None:
                 self._locals.kill()
+            if self._relay is not None:
+                self._relay.close()
             for link in self._links.values():
                 link.close()
             shutil.rmtree(self._folder, ignore_errors=True)
@@ -101,9 +117,9 @@ class Launch:
                  "--artifacts", self._arguments.artifacts, "--package", self._package,
                  "--attempt", str(self._arguments.attempt), "--affinity", self._arguments.affinity]
         self._execution = dataclasses.replace(self._execution, parallel=plan.parallel)
-        mine = [dataclasses.replace(item, folder=self._folder) for item in plan.local(self._member)]
-        self._locals = LocalRanks(self._engine, self._package, self._execution, self._threads_given, mine, self._folder,
-                                  self._begun.directory.work, child, self._begun.lock)
+        self._locals = LocalRanks(self._engine, self._package, self._execution, self._threads_given,
+                                  plan.local(self._member), self._folder, self._begun.directory.work, child,
+                                  self._begun.lock)
         return self._locals
 
     # The leader, or the only member.
@@ -127,7 +143,8 @@ class Launch:
 
     def _alone(self) -> Plan:
         processes = processes_of(self._package, self._engine, self._execution, self._parallel.ranks)
-        return local_plan(processes, self._parallel, self._folder)
+        plan = local_plan(processes, self._parallel)
+        return plan.at(self._folder, (LOOPBACK, plan.ranks[0].ports[0]))
 
     def _form(self) -> Plan:
         group = self._group
@@ -156,12 +173,14 @@ class Launch:
             0, group.host, free_ports(mine, group.host), mine))]
         members += [found[member] for member in sorted(found)]
         plan = group_plan([item.processes for item in members], [item.host for item in members],
-                          [item.ports for item in members], parallel, self._folder, group.secret)
+                          [item.ports for item in members], parallel, group.secret)
+        (port,) = free_ports(1, LOOPBACK)
+        self._relay = relay = Exit(group.host, group.secret, port)
         for place, item in enumerate(members[1:], 1):
             item.link.send({"plan": [dataclasses.asdict(rank) for rank in plan.ranks], "place": place,
-                            "parallel": dataclasses.asdict(parallel)})
+                            "parallel": dataclasses.asdict(parallel), "relay": relay.port})
         self._links = {place: item.link for place, item in enumerate(members[1:], 1)}
-        return plan
+        return plan.at(self._folder, (LOOPBACK, port))
 
     @staticmethod
     def _door(group: Any, kept: int) -> Door:
@@ -279,20 +298,23 @@ class Launch:
         link = self._links[0] = Link(connection)
         processes = processes_of(self._package, self._engine, self._execution, group.ranks[group.member])
         link.send(Greeting.message(group.member, group.host, free_ports(processes, group.host), processes))
-        plan = self._await_plan(link, group.secret)
+        plan = self._await_plan(link, group)
         if plan is None:
             return EXIT_RANK_LOST
         local = self._start(plan)
         return self._watch_leader(link, local, Reporter(self._lookout(plan, local), link.send))
 
-    def _await_plan(self, link: Link, secret: bytes) -> Optional[Plan]:
-        """The leader's plan, however long the other members take; None if the leader is lost."""
+    def _await_plan(self, link: Link, group: Any) -> Optional[Plan]:
+        """The leader's plan for the processes here, however long the other members take; None if it is lost."""
         while not link.lost:
             message = link.await_message(1.0)
             if message is not None and "plan" in message:
                 self._member = int(message["place"])
                 ranks = [ranks_from_json(item) for item in message["plan"]]
-                return Plan(ranks, Parallel(**message["parallel"]), secret)
+                relay = Entrance((group.leader_host, int(message["relay"])), group.secret)
+                self._relay = relay
+                plan = Plan(ranks, Parallel(**message["parallel"]), group.secret)
+                return plan.at(self._folder, (LOOPBACK, relay.port))
         return None
 
     def _watch_leader(self, link: Link, local: LocalRanks, reporter: Reporter) -> int:

@@ -6,7 +6,7 @@ import json
 import os
 import secrets
 import socket
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from crosstrain_protos.v1 import run_pb2, training_pb2
 
@@ -28,6 +28,11 @@ class Plan(NamedTuple):
     def local(self, member: int) -> List[Ranks]:
         """The processes of one member."""
         return [item for item in self.ranks if item.member == member]
+
+    def at(self, folder: str, rendezvous: Tuple[str, int]) -> "Plan":
+        """The plan for the processes of one host, with the folder that they share and where they meet the others."""
+        ranks = [dataclasses.replace(item, folder=folder, rendezvous=rendezvous) for item in self.ranks]
+        return self._replace(ranks=ranks)
 
 
 def processes_of(package: str, engine: str, execution: Execution, ranks: int) -> int:
@@ -69,14 +74,13 @@ def devices_of(package: str, stored: StoredRequest, execution: Execution) -> Lis
     return ["%s:%d" % (execution.device, execution.device_index + index) for index in range(count)]
 
 
-def local_plan(processes: int, parallel: Parallel, folder: str) -> Plan:
+def local_plan(processes: int, parallel: Parallel) -> Plan:
     """The plan of a run on one host."""
-    return group_plan([processes], [LOOPBACK], [free_ports(processes, LOOPBACK)], parallel, folder,
-                      secrets.token_bytes(32))
+    return group_plan([processes], [LOOPBACK], [free_ports(processes, LOOPBACK)], parallel, secrets.token_bytes(32))
 
 
 def group_plan(processes: Sequence[int], hosts: Sequence[str], ports: Sequence[Sequence[int]], parallel: Parallel,
-               folder: str, secret: bytes) -> Plan:
+               secret: bytes) -> Plan:
     """The plan of a run over members with so many processes each, at these addresses with these free ports."""
     size = sum(processes)
     every_host = tuple(host for host, count in zip(hosts, processes) for _ in range(count))
@@ -85,7 +89,7 @@ def group_plan(processes: Sequence[int], hosts: Sequence[str], ports: Sequence[S
     for member, count in enumerate(processes):
         for local in range(count):
             ranks.append(Ranks(rank=len(ranks), size=size, local_rank=local, local_size=count, member=member,
-                               members=len(processes), hosts=every_host, ports=every_port, folder=folder))
+                               members=len(processes), hosts=every_host, ports=every_port))
     return Plan(ranks, parallel, secret)
 
 
@@ -127,7 +131,7 @@ def free_ports(count: int, host: str) -> List[int]:
 
 def write_plan(plan: Plan, folder: str) -> None:
     """Writes the plan for the processes of this host; the folder is private."""
-    ranks = [dataclasses.asdict(dataclasses.replace(item, folder=folder)) for item in plan.ranks]
+    ranks = [dataclasses.asdict(item) for item in plan.ranks]
     value: Dict[str, Any] = {
         "ranks": ranks, "parallel": dataclasses.asdict(plan.parallel), "secret": plan.secret.hex()}
     write_file(os.path.join(folder, PLAN), json.dumps(value).encode("utf-8"))
@@ -143,4 +147,5 @@ def read_plan(folder: str) -> Plan:
 
 def ranks_from_json(value: Dict[str, Any]) -> Ranks:
     """A process's place from what ``dataclasses.asdict`` and JSON made of it."""
-    return Ranks(**dict(value, hosts=tuple(value["hosts"]), ports=tuple(value["ports"])))
+    tuples = {name: tuple(value[name]) for name in ("hosts", "ports", "rendezvous")}
+    return Ranks(**dict(value, **tuples))

@@ -1,4 +1,4 @@
-"""The reference engine, data parallel: rank 0 adds gradients over TCP, as frameworks do by their own means."""
+"""The reference engine, data parallel: rank 0 adds gradients over TCP, at the place where frameworks meet."""
 
 import os
 import signal
@@ -35,7 +35,7 @@ class RanksEngine(ReferenceEngine):
         self._peers = []
         self._reduced = 0
         if ranks.size > 1:
-            address = (ranks.hosts[0], ranks.ports[0])
+            address = ranks.rendezvous
             if ranks.rank == 0:
                 with Listener(address, backlog=8, authkey=KEY) as listener:
                     self._peers = [listener.accept() for _ in range(ranks.size - 1)]
