@@ -50,6 +50,9 @@ def drawing(seed_of: Callable[[int], int], ranks: int, other: bool = False) -> t
             used = {name: self.typed(value * random.uniform(0.5, 2, value.shape)) for name, value in gradients.items()}
             return super().update(params, used if other else gradients, state, rate, step)
 
+        def reported(self, loss: Any, *rest: Any) -> Any:
+            return loss * 1.1 if other else loss
+
     return Ranks
 
 

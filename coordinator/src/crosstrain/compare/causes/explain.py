@@ -20,6 +20,8 @@ from crosstrain.compare.certificate.comparison import Check, Problem
 from crosstrain.compare.numerics import bounds
 from crosstrain.compare.numerics.bounds import Arrays
 
+#: Names of the cause of what follows from masks that the engine drew itself.
+_OWN_MASKS = ("parallel.masks_of_one_rank", "dropout.own_mask")
 _ORDER = {item.id: index for index, item in enumerate(CONVENTIONS)}
 
 
@@ -122,6 +124,7 @@ class _Explanation:
             if stage_of(check) not in ("update", "statistics", "evaluation"):
                 self.matches[index] = self._search(index)
         self._updates()
+        self._reported_losses()
         self._evaluations()
         causes = self._grouped()
         return tuple(sorted(causes, key=lambda cause: self.failed.index(cause.check)))
@@ -220,14 +223,24 @@ class _Explanation:
                         seen[step] = [m._replace(computed=form) if m.ids == ids else m for m in seen[step]]
                     break
 
+    def _reported_losses(self) -> None:
+        """The loss of a training step that drew another dropout mask than the recording pass."""
+        if self._own_masks():
+            for index, check in enumerate(self.failed):
+                if check.kind == "loss" and check.subject == "training step" and not self.matches.get(index):
+                    self.followed[index] = _OWN_MASKS
+
+    def _own_masks(self) -> bool:
+        """Whether the engine was found to draw dropout itself."""
+        return any("dropout.own_mask" in match.ids for found in self.matches.values() for match in found)
+
     def _follow(self, place: UpdatePlace, indices: Sequence[int]) -> None:
         """Updates that differ since the training pass differs from the recorded one in the way already found."""
-        ids = {item for found in self.matches.values() for match in found for item in match.ids}
-        if "dropout.own_mask" in ids:
+        if self._own_masks():
             # Another mask in every pass: the recorded gradient is not the one that was used.
-            own = ("parallel.masks_of_one_rank", "dropout.own_mask")
-            self.followed.update({index: own for index in indices})
+            self.followed.update({index: _OWN_MASKS for index in indices})
             return
+        ids = {item for found in self.matches.values() for match in found for item in match.ids}
         short = next((item for item in sorted(ids) if item.startswith("precision.")), None)
         if short:
             bits = 8 if short == "precision.bfloat16" else 11

@@ -128,7 +128,9 @@ def _drew_alike(layer: Dropout, place: Place) -> bool:
     shown = [kept_values(record, layer, below) for step, record in place.records.items() if step >= 0]
     needed = _CHANCE_BITS / -np.log2(layer.rate**2 + (1 - layer.rate) ** 2)
     return any(
-        _agreeing(kept, known, ranks) >= needed for kept, known in shown for ranks in range(2, min(len(kept), _MOST) + 1)
+        _agreeing(kept, known, ranks) >= needed
+        for kept, known in shown
+        for ranks in range(2, min(len(kept), _MOST) + 1)
     )
 
 
