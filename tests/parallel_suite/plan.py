@@ -19,6 +19,8 @@ from .faults import DIVERGED, Fault
 from .nets import BUILT_IN, EVERY, MIXED, TRAINED, Sampled, cases
 from .strategies import BACKENDS, Strategy, missing, strategies
 
+#: Engines that run all cases on three ranks as well, and get all faults; the others take longer to compile.
+THOROUGH = ("torch", "tensorflow", "caffe", "reference")
 Refusal = Callable[[str, Model, Training, Execution], str]
 
 
@@ -51,17 +53,19 @@ def plan(
     """The plan of an engine; ``only`` restricts it to strategies whose title holds this text."""
     tasks, lacking = [], {}
     chosen = chosen or cases()
-    three = False
+    newest = engine in catalogue.catalogue().service(service).default_for
+    thorough, three = newest and engine in THOROUGH, False
     for strategy in strategies():
         reason = strategy.missing(declared)
-        whole = strategy.plain or (not three and strategy.is_data(3) and not reason)
-        three = three or (strategy.is_data(3) and not reason)
+        first = strategy.is_data(3) and not reason and not three
+        whole = strategy.plain or (first and thorough)
+        three = three or first
         if only not in strategy.title:
             continue
         if reason:
             lacking[strategy.title] = reason
         else:
-            names = names_of(strategy, whole, _newest(service, engine))
+            names = names_of(strategy, whole, newest)
             task = _task(service, engine, declared, strategy, [case for case in chosen if case.name in names])
             tasks.append(replace(task, trained=whole and any(case.name == TRAINED for case in task.cases)))
     alone = {}
@@ -104,11 +108,11 @@ def fault_tasks(
     service: str, engine: str, declared: Mapping[str, Feature], chosen: tuple[Fault, ...], only: str = ""
 ) -> Iterator[FaultTask]:
     """Two data parallel ranks by every backend. All faults by the first one that starts a process for each rank, in
-    the first engine of a package; elsewhere a part of them. Between replicas in one process only what is done inside
-    an engine can be planted.
+    thorough engines; elsewhere a part of them. Between replicas in one process only what is done inside an engine can
+    be planted.
     """
     package = _package(service)
-    full = _first_of_package(service, engine)
+    full = engine in THOROUGH and engine in catalogue.catalogue().service(service).default_for
     label = f"{engine}@{catalogue.catalogue().service(service).engines[engine]}"
     for backend in BACKENDS:
         strategy = next(item for item in strategies() if item.title == f"data 2, {backend}")
@@ -128,17 +132,6 @@ def fault_tasks(
         full = full and processes < 2
         if only in strategy.title and found:
             yield FaultTask(strategy, tuple(found))
-
-
-def _newest(service: str, engine: str) -> bool:
-    return engine in catalogue.catalogue().service(service).default_for
-
-
-def _first_of_package(service: str, engine: str) -> bool:
-    package = catalogue.catalogue().service(service).package
-    first = next(item for item in catalogue.engines()
-                 if catalogue.catalogue().service(item.service).package == package)  # fmt: skip
-    return (first.service, first.name) == (service, engine)
 
 
 def _task(
