@@ -9,6 +9,7 @@ import ranks
 from test_engine import assert_same, everything
 
 from crosstrain_service.model import Convolution, LocalResponseNorm, Pad, Pool, Relu
+from crosstrain_service.probe import record_steps
 from crosstrain_service.testing import ListLoop, cnn2, make_batches
 from crosstrain_service.training import Execution, Parallel, WeightDecay
 from crosstrain_torch.engine import TorchEngine
@@ -64,12 +65,15 @@ def test_a_step_that_overflows_is_left_out_and_told(rule, caplog):
     before, counted = built.parameters(), built.optimizer_state()
     batches[1].x[:] = 1e30
     with caplog.at_level(logging.WARNING):
-        built.train(ListLoop(batches[1:2]))
+        (_, record), = record_steps(built, batches[1:2], {1})
+    assert int(record["skipped"]) == 1 and built.skipped_updates() == 1
     assert "step 1: gradients are not finite in float16, no update (1 steps so far)" in caplog.text
     assert_same(before, built.parameters())
     assert_same(counted, built.optimizer_state())
     assert float(built.state()["precision/scale"]) == 2.0 ** 15
-    built.train(ListLoop(batches[2:]))
+    (_, record), = record_steps(built, batches[2:], {2})
+    assert "skipped" not in record
+    assert built.skipped_updates() == int(built.state()["precision/skipped"]) == 1
     assert all(np.isfinite(value).all() for value in built.parameters().values())
     assert any(np.any(value != before[name]) for name, value in built.parameters().items())
 

@@ -1,7 +1,8 @@
 """Which further runs a job's verdict needs, by what its first runs recorded.
 
 - The envelope: ``verdict.envelope`` training runs of the fastest engine whose checks all hold, from initial
-  parameters moved by one unit in the last place. Fastest means the smallest median step time measured in this job.
+  parameters moved by one unit in the last place (in mixed precision, of the half type). Fastest means the smallest
+  median step time measured in this job.
 - Decision flips: where an engine's losses depart from those of the reference engine (without one: of the first
   engine whose checks hold), both record the last steps before that again, to find the first decision that they take
   differently. Only a few engines, the earliest to depart first, and only as long as repeating the steps and keeping
@@ -21,6 +22,7 @@ import numpy as np
 from crosstrain import spec as documents
 from crosstrain.compare.freerun.perturbation import perturb
 from crosstrain.compare.freerun.traces import difference
+from crosstrain.compare.numerics.rounding import half_of
 from crosstrain.labels import rank_count, run_label
 from crosstrain.purposes import is_training
 from crosstrain_protos.v1 import coordinator_pb2, run_pb2, service_pb2
@@ -87,10 +89,11 @@ def further_runs(reader: Reader, job_id: str) -> FurtherRuns:
     if spec.verdict.envelope and fastest is not None:
         initial = weights.from_bytes(reader.artifacts.get(job.initial_weights_digest, "initial weights"))[0]
         found.envelope_of = fastest.run_id
-        found.weights = [
-            reader.artifacts.put(weights.to_bytes(perturb(initial, seed))) for seed in range(spec.verdict.envelope)
-        ]
-    if spec.verdict.probe and not spec.native:
+        half = half_of(spec.execution.precision or "")
+        moved = (perturb(initial, seed, half) for seed in range(spec.verdict.envelope))
+        found.weights = [reader.artifacts.put(weights.to_bytes(value)) for value in moved]
+    # In half precision decisions fall otherwise from the first step on: one that does explains nothing.
+    if spec.verdict.probe and not spec.native and not half_of(spec.execution.precision or ""):
         found.flips = flips(reader, trained)
     if spec.verdict.seeds > 1 and job.HasField("test") and trained:
         found.seeds_of = [item.run_id for item in trained]

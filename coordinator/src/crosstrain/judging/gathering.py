@@ -102,12 +102,14 @@ class Gathering:
         traces: list[LossTrace] = []
         facts: dict[str, str] = {}
         accuracy: float | None = None
+        skipped = 0
         for place, record in enumerate(trained):
             recorded = self.reader.recorded(record.run.run_id)
             traces.append(recorded.trace)
             if place == 0:
                 facts = recorded.facts
                 tensors["weights"] = record.result.weights_digest
+                skipped = record.result.skipped_updates
                 if record.result.HasField("test_accuracy"):
                     accuracy = record.result.test_accuracy
         if not trained and probe is not None:
@@ -130,6 +132,7 @@ class Gathering:
             test_accuracy=accuracy,
             accuracies=self._accuracies(first, spec.training.seed, accuracy),
             ranks=rank_count(first),
+            skipped=skipped,
         )
 
     def _accuracies(self, first: coordinator_pb2.JobRun, seed: int, accuracy: float | None) -> dict[int, float]:

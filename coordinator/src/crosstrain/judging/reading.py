@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from crosstrain.artifacts import ArtifactStore
 from crosstrain.compare.certificate import Data, Problem
 from crosstrain.compare.freerun.traces import LossTrace
-from crosstrain.compare.numerics.rounding import unit_of
+from crosstrain.compare.numerics.rounding import half_of, unit_of
 from crosstrain.store import Database, JobStore, RunRow
 from crosstrain_protos.v1 import coordinator_pb2, data_pb2, run_pb2, service_pb2, training_pb2
 from crosstrain_service import convert, weights
@@ -25,12 +25,13 @@ Arrays = dict[str, NDArray[Any]]
 
 @dataclass
 class Recorded:
-    """What the events of a run tell: losses, rates and times by step, facts, and digests of records."""
+    """What the events of a run tell: losses, rates, times and samples by step, facts, and digests of records."""
 
     steps: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
     losses: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
     rates: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
     seconds: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
+    samples: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
     facts: dict[str, str] = field(default_factory=dict)
     probes: dict[str, dict[int, str]] = field(default_factory=dict)
     errors: dict[str, str] = field(default_factory=dict)
@@ -38,7 +39,8 @@ class Recorded:
     @property
     def trace(self) -> LossTrace:
         """The losses with their learning rates."""
-        return LossTrace(self.steps, self.losses, self.rates, unit_of(self.facts.get("maths.precision", "")))
+        rows = float(np.median(self.samples)) if len(self.samples) else 1.0
+        return LossTrace(self.steps, self.losses, self.rates, unit_of(self.facts.get("maths.precision", ""), rows))
 
     @property
     def median_seconds(self) -> float | None:
@@ -94,7 +96,7 @@ class Reader:
             initial,
             np.float64 if precision == "float64" else np.float32,
             self._data(case.test, "test") if case.HasField("test") else None,
-            precision.removeprefix("mixed_") if precision.startswith("mixed_") else "",
+            half_of(precision),
         )
 
     def _data(self, data: data_pb2.Dataset, name: str) -> Data:
@@ -138,7 +140,7 @@ def recorded(events: Iterator[run_pb2.RunEvent]) -> Recorded:
                 found.probes.setdefault(item.case_id, {})[item.step] = item.digest
     if blocks:
         columns = [np.concatenate(parts) for parts in zip(*blocks, strict=True)]
-        found.steps, found.losses, found.rates, found.seconds = columns
+        found.steps, found.losses, found.rates, found.seconds, found.samples = columns
     return found
 
 
@@ -155,5 +157,6 @@ def is_native(execution: training_pb2.Execution) -> bool:
 def _block(records: run_pb2.StepRecords) -> tuple[NDArray[Any], ...]:
     count = len(records.loss)
     steps = np.arange(records.first_step, records.first_step + count, dtype=np.int64)
-    columns = [np.asarray(values, np.float64) for values in (records.loss, records.learning_rate, records.step_seconds)]
+    told = (records.loss, records.learning_rate, records.step_seconds, records.samples)
+    columns = [np.asarray(values, np.float64) for values in told]
     return (steps, *(column if len(column) == count else np.zeros(count) for column in columns))

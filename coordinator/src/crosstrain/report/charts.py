@@ -273,9 +273,9 @@ def _part_legend(parts: Sequence[str], present: Collection[str]) -> alt.Legend:
     return alt.Legend(orient="top", title=None, columns=4, values=[part for part in parts if part in present])
 
 
-def limits() -> list[dict[str, float]]:
+def limits(departure: float = DEPARTURE) -> list[dict[str, float]]:
     """Rows of the table ``limits``."""
-    return [{"difference": DEPARTURE}, {"difference": HORIZON}]
+    return [{"difference": departure}, {"difference": HORIZON}]
 
 
 def _spec(chart: Any) -> dict[str, Any]:

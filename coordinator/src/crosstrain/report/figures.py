@@ -12,7 +12,7 @@ import vl_convert
 
 from . import charts
 from .shown import Shown
-from .tables import Table, envelope_table, epoch_table, flip_marks, rows_of, trace_tables
+from .tables import Table, departure, envelope_table, epoch_table, flip_marks, rows_of, trace_tables
 from .thin import finite_sum, quantiles, time_parts
 
 #: Version of Vega-Lite that the page and the pictures are drawn with.
@@ -108,7 +108,7 @@ def _training(
     )
     data: dict[str, Table | Rows] = {"trace": traces.losses}
     if difference:
-        data |= {"gaps": traces.gaps, "marks": list(marks), "limits": list(charts.limits())}
+        data |= {"gaps": traces.gaps, "marks": list(marks), "limits": list(charts.limits(departure(verdict)))}
     if envelope:
         data["envelope"] = envelope
     return Figure("training", spec, data)

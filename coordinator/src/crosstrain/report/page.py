@@ -23,6 +23,7 @@ from .data import ReportData
 from .figures import VEGA_LITE, Figure, make_figures
 from .ranks import rank_sections
 from .shown import reference_of, same_losses, shown_runs
+from .tables import departure
 
 #: A page should not be larger than this, in bytes.
 SIZE_LIMIT = 2_000_000
@@ -108,6 +109,8 @@ def _render(
         "ranks": rank_sections(data.runs),
         "marks": _mark_keys(figures),
         "envelope": sections.mapped(verdict.get("envelope")),
+        "departure": departure(verdict),
+        "rounding": sections.rounding(verdict),
         "swatches": [
             {"label": item.label, "colour": index % COLOURS, "dash": " ".join(map(str, dash(index)))}
             for index, item in enumerate(shown)

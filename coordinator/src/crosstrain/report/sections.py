@@ -215,3 +215,13 @@ def cross_matrix(rows: Sequence[CrossRow]) -> Found:
         "beyond": sum(row.differing - row.within_rounding for row in rows),
         "images": max((row.images for row in rows), default=0),
     }
+
+
+def rounding(verdict: Mapping[str, Any]) -> str:
+    """What is rounded to, for the sentence that says what a bound is."""
+    words = {
+        "float64": "64-bit rounding",
+        "mixed_float16": "rounding to float16 (11 significant bits) and float32",
+        "mixed_bfloat16": "rounding to bfloat16 (8 significant bits) and float32",
+    }
+    return words.get(str(verdict.get("precision")), "32-bit rounding")

@@ -14,11 +14,12 @@ from .thin import Array, first_above, kept, relative_difference
 
 #: Where the difference chart ends below; smaller differences, and none at all, are drawn there.
 FLOOR = 1e-9
-#: A relative difference above which a run has left the reference, and one that anyone can see.
+#: A relative difference above which a run has left the reference, unless the verdict names another, and one that
+#: anyone can see.
 DEPARTURE, HORIZON = 1e-6, 1e-3
 
 #: Kinds of marks in the difference chart.
-FLIPS, DEPARTS, DIVERGES = "first decision flip", "leaves rounding (1e-6)", "divergence horizon (1e-3)"
+FLIPS, DEPARTS, DIVERGES = "first decision flip", "leaves rounding", "divergence horizon (1e-3)"
 
 Table = dict[str, Any]
 
@@ -48,6 +49,7 @@ def trace_tables(
     losses, gaps = _Columns(), _Columns()
     marks: list[dict[str, Any]] = []
     judged = {str(engine.get("label")): engine.get("free_run") for engine in engines(verdict)}
+    limit = departure(verdict)
     for index, item in enumerate(shown):
         if not item.run.trained:
             continue
@@ -56,7 +58,7 @@ def trace_tables(
         if reference is not None and item is not reference:
             base = reference.run.steps
             difference = relative_difference(steps, values, base["step"], base["loss"])
-            marks += _marks(item.label, steps, difference, judged.get(item.label, {}))
+            marks += _marks(item.label, steps, difference, judged.get(item.label, {}), limit)
             gaps.add(index, kept(difference, buckets, lows=False), steps, values, difference)
         losses.add(index, kept(values, buckets), steps, values, difference)
     labels = [item.label for item in shown]
@@ -77,11 +79,19 @@ class _Columns:
         return {**self.held, "engine": _coded(labels, self.held["engine"])}
 
 
-def _marks(label: str, steps: Array, difference: Array, judged: Any) -> list[dict[str, Any]]:
+def departure(verdict: Mapping[str, Any]) -> float:
+    """The relative difference above which a run has left the reference."""
+    value = told(verdict.get("departure"))
+    return value if value is not None and 0 < value < np.inf else DEPARTURE
+
+
+def _marks(
+    label: str, steps: Array, difference: Array, judged: Any, departure: float = DEPARTURE
+) -> list[dict[str, Any]]:
     """Where a run parts from the reference: as the verdict says, else by the same limits."""
     found = []
     for kind, limit, name in (
-        (DEPARTS, DEPARTURE, "departed_step"),
+        (DEPARTS, departure, "departed_step"),
         (DIVERGES, HORIZON, "horizon_step"),
     ):
         step = judged.get(name) if isinstance(judged, Mapping) else None

@@ -163,6 +163,8 @@ def _result(result: run_pb2.TrainResult) -> Iterator[str]:
     stopped = ", stopped early" if result.stopped_early else ""
     ranks = f" on {result.ranks} ranks" if result.ranks > 1 else ""
     yield f"trained {result.steps} steps in {result.train_seconds:.2f} s{ranks}{accuracy}{stopped}"
+    if result.skipped_updates:
+        yield f"warning: {result.skipped_updates} updates left out because a gradient overflowed float16"
 
 
 def _error(error: errors_pb2.Error | None) -> str:

@@ -137,8 +137,12 @@ def training_settings(record: JobRecord, spec: documents.JobSpec) -> dict[str, A
         "scaled_with_batch": schedule.scale_with_batch,
         "base_batch_size": schedule.base_batch_size if schedule.scale_with_batch else None,
         "warmup_steps": schedule.warmup_steps,
+        "precision": spec.execution.precision or "float32",
     }
-    return {**values, "text": _in_words(values)}
+    names = {documents.parse_entry(name).base.partition("@")[0] for name in spec.engines}
+    # It alone computes in another precision where the job names none.
+    wide = " (float64 in the reference)" if "reference" in names and not spec.execution.precision else ""
+    return {**values, "text": _in_words(values) + wide}
 
 
 def _in_words(settings: Mapping[str, Any]) -> str:
@@ -151,7 +155,8 @@ def _in_words(settings: Mapping[str, Any]) -> str:
         scale = f"scaled by batch size / {settings['base_batch_size']}"
     else:
         scale = "as given, whatever the batch and the number of ranks"
-    return f"batches of {settings['batch_size']} samples over all ranks together, {rate} ({scale})"
+    batch = f"batches of {settings['batch_size']} samples over all ranks together"
+    return f"{batch}, {rate} ({scale}), precision {settings['precision']}"
 
 
 def summary(record: JobRecord) -> dict[str, Any]:
@@ -202,6 +207,7 @@ def _run(run: RunRecord, spread: Spreading | None) -> dict[str, Any]:
             "memory_after_import_bytes": result.resources.memory_after_import_bytes or None,
             "gpu_memory_peak_bytes": result.resources.gpu_memory_peak_bytes or None,
             "weights_digest": result.weights_digest,
+            "skipped_updates": result.skipped_updates,
         }
     return values
 

@@ -566,7 +566,7 @@ class RankLost(_message.Message):
     MEMBER_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
     rank: _builtins.int
-    """The rank, from 0; -1 if a whole member was lost."""
+    """The rank, from 0; -1 if a whole member was lost, or if all ranks hang and none of them in particular (member 0)."""
     member: _builtins.int
     """Place of its service in the group; 0 without a group."""
     reason: _builtins.str
@@ -1018,7 +1018,8 @@ class ProbeRecorded(_message.Message):
     """SHA-256 of a safetensors file with all recorded tensors in canonical layout, named
     "input", "labels", "output/<layer>", "output_grad/<layer>", "parameter/<name>",
     "gradient/<name>", "state/<name>", "parameter_after/<name>", "state_after/<name>",
-    "mask/<layer>", "loss", "logits", "learning_rate".
+    "mask/<layer>", "loss", "logits", "learning_rate"; "skipped" where the update was left out because a
+    gradient overflowed float16.
     """
     @_builtins.property
     def error(self) -> _errors_pb2.Error:
@@ -1084,6 +1085,7 @@ class TrainResult(_message.Message):
     GPU_UTILIZATION_MEDIAN_PERCENT_FIELD_NUMBER: _builtins.int
     RANKS_FIELD_NUMBER: _builtins.int
     REDUCED_BYTES_PER_STEP_FIELD_NUMBER: _builtins.int
+    SKIPPED_UPDATES_FIELD_NUMBER: _builtins.int
     weights_digest: _builtins.str
     """SHA-256 of the final parameters in canonical layout, with batch norm statistics."""
     steps: _builtins.int
@@ -1108,6 +1110,8 @@ class TrainResult(_message.Message):
     """Bytes of gradients and activations that one rank handed to collective operations per step, the mean over the
     run and the ranks; unset with one rank or where the engine cannot tell.
     """
+    skipped_updates: _builtins.int
+    """Updates left out because a gradient overflowed float16; the steps count."""
     @_builtins.property
     def resources(self) -> Global___ResourceSample:
         """Use of resources over the run."""
@@ -1127,10 +1131,11 @@ class TrainResult(_message.Message):
         gpu_utilization_median_percent: _builtins.float | None = ...,
         ranks: _builtins.int = ...,
         reduced_bytes_per_step: _builtins.float | None = ...,
+        skipped_updates: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_gpu_utilization_median_percent", b"_gpu_utilization_median_percent", "_reduced_bytes_per_step", b"_reduced_bytes_per_step", "_test_accuracy", b"_test_accuracy", "_test_loss", b"_test_loss", "gpu_utilization_median_percent", b"gpu_utilization_median_percent", "reduced_bytes_per_step", b"reduced_bytes_per_step", "resources", b"resources", "test_accuracy", b"test_accuracy", "test_loss", b"test_loss"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_gpu_utilization_median_percent", b"_gpu_utilization_median_percent", "_reduced_bytes_per_step", b"_reduced_bytes_per_step", "_test_accuracy", b"_test_accuracy", "_test_loss", b"_test_loss", "epochs", b"epochs", "first_step_seconds", b"first_step_seconds", "gpu_utilization_median_percent", b"gpu_utilization_median_percent", "ranks", b"ranks", "reduced_bytes_per_step", b"reduced_bytes_per_step", "resources", b"resources", "steps", b"steps", "stopped_early", b"stopped_early", "test_accuracy", b"test_accuracy", "test_loss", b"test_loss", "train_seconds", b"train_seconds", "weights_digest", b"weights_digest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_gpu_utilization_median_percent", b"_gpu_utilization_median_percent", "_reduced_bytes_per_step", b"_reduced_bytes_per_step", "_test_accuracy", b"_test_accuracy", "_test_loss", b"_test_loss", "epochs", b"epochs", "first_step_seconds", b"first_step_seconds", "gpu_utilization_median_percent", b"gpu_utilization_median_percent", "ranks", b"ranks", "reduced_bytes_per_step", b"reduced_bytes_per_step", "resources", b"resources", "skipped_updates", b"skipped_updates", "steps", b"steps", "stopped_early", b"stopped_early", "test_accuracy", b"test_accuracy", "test_loss", b"test_loss", "train_seconds", b"train_seconds", "weights_digest", b"weights_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__gpu_utilization_median_percent: _TypeAlias = _typing.Literal["gpu_utilization_median_percent"]  # noqa: Y015
     _WhichOneofArgType__gpu_utilization_median_percent: _TypeAlias = _typing.Literal["_gpu_utilization_median_percent", b"_gpu_utilization_median_percent"]  # noqa: Y015

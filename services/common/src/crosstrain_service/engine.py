@@ -253,6 +253,12 @@ class Engine(abc.ABC):
         """Bytes that this process has handed to collective operations of training steps so far; None if unknown."""
         return None
 
+    def skipped_updates(self) -> int:
+        """Updates left out since the beginning of the run, checkpoints included, because a gradient overflowed
+        float16; 0 where none ever is.
+        """
+        return 0
+
     def synchronize(self) -> None:  # noqa: B027
         """Waits until the device has finished all work; nothing to do on a CPU."""
 

@@ -13,7 +13,7 @@ from .spool import SpoolReader
 
 #: What a record may hold: the part of a tensor's name before the "/", or all of it.
 GROUPS = ("input", "labels", "learning_rate", "mask", "parameter", "state", "probe_loss", "output", "output_grad",
-          "gradient", "loss", "parameter_after", "state_after", "logits", "statistic")
+          "gradient", "loss", "skipped", "parameter_after", "state_after", "logits", "statistic")
 
 
 class _OneBatch(Epoch):
@@ -69,7 +69,8 @@ def record_steps(engine: Engine, batches: Iterable[Batch], wanted: Collection[in
     parameters before or after a wanted step.
 
     Tensor names are those of ``ProbeRecorded.digest``; "loss" is the loss that the training step
-    reported, "probe_loss" the loss seen by the recording pass before it.
+    reported, "probe_loss" the loss seen by the recording pass before it; "skipped" is there, as 1, where the engine
+    left out the update because a gradient overflowed float16.
     """
     wholes = iter(whole) if whole is not None and team.size > 1 and team.leads else None
     for batch in batches:
@@ -78,6 +79,7 @@ def record_steps(engine: Engine, batches: Iterable[Batch], wanted: Collection[in
         if batch.step in wanted:
             progress.enter(progress.RECORDING, batch.step)
             record = _before(engine, batch, entire, team)
+        skipped = engine.skipped_updates()
         progress.enter(progress.STEP, batch.step)
         loop = SingleStep(batch, rows(batch.step) if rows is not None else None)
         engine.train(loop)
@@ -92,6 +94,8 @@ def record_steps(engine: Engine, batches: Iterable[Batch], wanted: Collection[in
             record.update(_named("state_after", engine.optimizer_state()))
             if team.leads:
                 record["loss"] = np.asarray(_mean(losses), dtype=np.float64)
+                if engine.skipped_updates() > skipped:
+                    record["skipped"] = np.asarray(1, dtype=np.int64)
                 yield batch.step, record
 
 

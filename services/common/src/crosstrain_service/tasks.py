@@ -120,7 +120,8 @@ def train(work: Work) -> None:
         train_seconds=loop.position.train_seconds, first_step_seconds=loop.first_step_seconds,
         test_accuracy=loop.position.test_accuracy, test_loss=loop.position.test_loss,
         stopped_early=loop.position.stopped_early, resources=sample,
-        gpu_utilization_median_percent=telemetry.utilization_median(), ranks=execution.parallel.ranks)
+        gpu_utilization_median_percent=telemetry.utilization_median(), ranks=execution.parallel.ranks,
+        skipped_updates=engine.skipped_updates())
     if execution.parallel.ranks > 1 and all(math.isfinite(value) for value in shares):
         result.reduced_bytes_per_step = sum(shares) / len(shares)
     engine.close()

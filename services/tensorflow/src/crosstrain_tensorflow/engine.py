@@ -43,6 +43,7 @@ class TensorFlowEngine(Engine):
         self._execution = execution
         self._device = device.configure(execution, model)
         self._dtype, compute = precision.types(execution.precision)
+        fused = precision.fuse(execution)
         self._layout = Layout(model)
         self._masked = [] if execution.native else [layer.name for layer in model.layers_of(Dropout)]
         self._replicas = data_ranks(execution)
@@ -53,7 +54,7 @@ class TensorFlowEngine(Engine):
         self._bytes_per_step = self._reduced_per_step(model)
         with self._replicas.scope() if self._replicas is not None else tf.device(self._device):
             self._network = Network(model, self._layout, self._dtype, execution.native, training.seed,
-                                    execution.parallel.local_batch_norm, compute, self._placed)
+                                    execution.parallel.local_batch_norm, compute, self._placed, fused)
             self._variables = self._network.variables_by_name
             update = NativeUpdate if execution.native else CanonicalUpdate
             self._update = update(self._variables, training, self._placed is not None)
@@ -163,7 +164,7 @@ class TensorFlowEngine(Engine):
 
     def _tell_skipped(self) -> None:
         """Says how many steps float16 has cost; nothing is left out silently."""
-        skipped = self._scale.skipped_steps() if self._scale is not None else 0
+        skipped = self.skipped_updates()
         if skipped > self._skipped:
             _log.warning("%d of %d steps left out: a gradient overflowed float16, the loss is scaled by %g now",
                          skipped, self._steps, float(self._scale.scale.numpy()))
@@ -196,16 +197,38 @@ class TensorFlowEngine(Engine):
         with self._placement():
             x, labels, _, masks, weight = self._arguments(batch)
             share = self._share(x, labels, masks, weight)
-            if self._replicas is None:
-                parts = [self._inside(share)]
-            else:
-                # A copy whose share is empty has nothing to show, unless it stands in for the whole process.
-                parts = self._replicas.run(self._inside, share)[:share.rows]
+            # Scaled as in the step: small gradients would vanish in float16.
+            scale = 1.0 if self._scale is None else float(self._scale.scale.numpy())
+            while True:
+                parts, overflows = self._recorded(share, scale)
+                if scale < 1.0 or not overflows:
+                    break
+                # The step itself will be left out.
+                scale /= 2.0
         return together(parts, self._layout, 1 if self._whole else share.rows)
 
-    def _inside(self, share: Share) -> Intermediates:
+    def _recorded(self, share: Share, scale: float) -> Tuple[List[Intermediates], bool]:
+        """What each copy of the network in this process sees, and whether any of all copies overflows float16."""
+
+        def inside(part: Share) -> Tuple[Intermediates, tf.Tensor]:
+            found = self._inside(part, scale)
+            if self._scale is None:
+                return found, tf.constant(0.0)
+            every = [*found.output_gradients.values(), *found.gradients.values()]
+            finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(value)) for value in every])
+            bad = 1.0 - tf.cast(finite, tf.float32)
+            return found, bad if part.add is None else part.add([bad])[0]
+
+        if self._replicas is None:
+            found = [inside(share)]
+        else:
+            # A copy whose share is empty has nothing to show, unless it stands in for the whole process.
+            found = self._replicas.run(inside, share)[:share.rows]
+        return [part for part, _ in found], bool(float(found[0][1]))
+
+    def _inside(self, share: Share, scale: float) -> Intermediates:
         """The same passes as in training, piece by piece with the same factors, recorded as tensors."""
-        parts = [self._inside_piece(piece) for piece in pieces(share, self._pieces)]
+        parts = [self._inside_piece(piece, scale) for piece in pieces(share, self._pieces)]
         if len(parts) == 1:
             return parts[0]
         return Intermediates(
@@ -214,29 +237,33 @@ class TensorFlowEngine(Engine):
             {name: tf.concat([part.output_gradients[name] for part in parts], 0) for name in parts[0].output_gradients},
             {name: tf.add_n([part.gradients[name] for part in parts]) for name in parts[0].gradients})
 
-    def _inside_piece(self, share: Share) -> Intermediates:
+    def _inside_piece(self, share: Share, scale: float) -> Intermediates:
         run = Pass(training=True, masks=share.masks, step=self._iterations(), share=share)
 
         def losses(logits: tf.Tensor) -> Tuple[tf.Tensor, tf.Tensor]:
-            if self._whole:
-                return (mean_cross_entropy(logits, share.labels),) * 2
-            loss = loss_sum(logits, share.labels)
-            return loss, scaled(loss, share)
+            loss = mean_cross_entropy(logits, share.labels) if self._whole else loss_sum(logits, share.labels)
+            total = loss if self._whole else scaled(loss, share)
+            return loss, total if scale == 1.0 else total * scale
+
+        def unscaled(value: tf.Tensor) -> tf.Tensor:
+            value = tf.cast(value, self._dtype)
+            return value if scale == 1.0 else value / scale
 
         if self._placed is not None:
             loss, found, gradients = placement.differentiate(
                 self._network, self._placed, run, share.x, losses, self._variables)
             gradients = placement.joined({name: gradients[name] for name in self._variables})
             return Intermediates(loss, {name: tf.cast(value, self._dtype) for name, value in run.outputs.items()},
-                                 {name: tf.cast(found[name], self._dtype) for name in run.outputs},
-                                 {name: tf.convert_to_tensor(value) for name, value in gradients.items()})
+                                 {name: unscaled(found[name]) for name in run.outputs},
+                                 {name: unscaled(tf.convert_to_tensor(value)) for name, value in gradients.items()})
         with tf.GradientTape() as tape:
             tape.watch(share.x)
             logits = self._network(share.x, run)
             loss, total = losses(logits)
         names, outputs = list(run.outputs), list(run.outputs.values())
         found = tape.gradient(total, outputs + list(self._variables.values()))
-        outputs, found = ([tf.cast(value, self._dtype) for value in values] for values in (outputs, found))
+        outputs = [tf.cast(value, self._dtype) for value in outputs]
+        found = [unscaled(value) for value in found]
         return Intermediates(loss, dict(zip(names, outputs)), dict(zip(names, found)),
                              dict(zip(self._variables, found[len(outputs):])))
 
@@ -301,6 +328,9 @@ class TensorFlowEngine(Engine):
 
     def reduced_bytes(self) -> Optional[int]:
         return self._steps * self._bytes_per_step
+
+    def skipped_updates(self) -> int:
+        return self._scale.skipped_steps() if self._scale is not None else 0
 
     def synchronize(self) -> None:
         device.synchronize(self._device)

@@ -84,7 +84,8 @@ class Network(tf.Module):
     ``compute`` is the type of products and activations if it is not that of the variables, ``dtype``; logits,
     and what normalises, have the type of the variables. With ``native`` batch norm and dropout are
     TensorFlow's own; with ``local_batch_norm`` each data rank normalises
-    by its own share, and running statistics average the means over the ranks.
+    by its own share, and running statistics average the means over the ranks. Without ``fused`` a bias
+    is added by an operation that no kernel takes in.
     """
 
     def __init__(self,
@@ -95,7 +96,8 @@ class Network(tf.Module):
                  seed: int,
                  local_batch_norm: bool = False,
                  compute: Optional[tf.DType] = None,
-                 placement: Optional[Placement] = None) -> None:
+                 placement: Optional[Placement] = None,
+                 fused: bool = True) -> None:
         super().__init__(name="network")
         self._dtype = dtype
         self._compute = compute or dtype
@@ -105,6 +107,7 @@ class Network(tf.Module):
         self._layout = layout
         self._input_shape = model.input_shape
         self._placement = placement
+        self._fused = fused
         self.variables_by_name: Dict[str, tf.Variable] = OrderedDict()
         for name, shape in model.parameter_shapes().items():
             value = layout.to_framework(name, np.zeros(shape, dtype.as_numpy_dtype))
@@ -121,6 +124,11 @@ class Network(tf.Module):
             Stage(layer.name, self._pieces(layer, shapes[layer.name], index))
             for index, layer in enumerate(model.layers)
         ]
+
+    def _biased(self, y: tf.Tensor, bias: Optional[tf.Variable]) -> tf.Tensor:
+        if bias is None:
+            return y
+        return tf.nn.bias_add(y, self._used(bias)) if self._fused else y + self._used(bias)
 
     def _variable(self, name: str, value: np.ndarray, trainable: bool = True) -> tf.Variable:
         if name.split(PART)[0].endswith((".gamma", ".running_var")):
@@ -169,17 +177,15 @@ class Network(tf.Module):
         if isinstance(layer, Convolution):
             kernel, bias = self._weights(layer.name, part)
             padding = convolution_padding(layer, shape[1:])
-            return lambda x, run: operations.convolution(
-                x, self._used(kernel), self._used(bias), layer.stride, padding)
+            return lambda x, run: self._biased(
+                operations.convolution(x, self._used(kernel), layer.stride, padding), bias)
         if isinstance(layer, Pool):
             pool = operations.max_pool if layer.kind == "max" else operations.average_pool
             padding = pool_padding(layer, shape[1:])
             return lambda x, run: pool(x, layer.kernel, layer.stride, padding)
         if isinstance(layer, Dense):
             weight, bias = self._weights(layer.name, part)
-            if bias is None:
-                return lambda x, run: tf.matmul(x, self._used(weight))
-            return lambda x, run: tf.nn.bias_add(tf.matmul(x, self._used(weight)), self._used(bias))
+            return lambda x, run: self._biased(tf.matmul(x, self._used(weight)), bias)
         if isinstance(layer, Relu):
             return lambda x, run: tf.nn.relu(x)
         if isinstance(layer, Flatten):

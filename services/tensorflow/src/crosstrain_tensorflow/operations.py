@@ -36,16 +36,13 @@ def pad(x: tf.Tensor, pads: Optional[Pads], value: float = 0.0) -> tf.Tensor:
 
 def convolution(x: tf.Tensor,
                 kernel: tf.Tensor,
-                bias: Optional[tf.Tensor],
                 stride: Sequence[int],
                 padding: Padding) -> tf.Tensor:
-    """Cross-correlation of (B, spatial..., I) with a kernel (spatial..., I, O), and a bias (O,) or None."""
+    """Cross-correlation of (B, spatial..., I) with a kernel (spatial..., I, O), without a bias."""
     x = pad(x, padding.pads)
     if len(stride) == 1:
-        y = tf.nn.conv1d(x, kernel, stride[0], padding.mode)
-    else:
-        y = tf.nn.conv2d(x, kernel, list(stride), padding.mode)
-    return y if bias is None else tf.nn.bias_add(y, bias)
+        return tf.nn.conv1d(x, kernel, stride[0], padding.mode)
+    return tf.nn.conv2d(x, kernel, list(stride), padding.mode)
 
 
 def max_pool(x: tf.Tensor,

@@ -5,6 +5,8 @@ from typing import Any, Callable, Dict, List, Tuple
 import numpy as np
 import tensorflow as tf
 
+from crosstrain_service.training import Execution
+
 #: As ``tf.keras.mixed_precision.LossScaleOptimizer`` starts, doubles and halves.
 INITIAL_SCALE = 2.0 ** 15
 GROWTH_STEPS = 2000
@@ -15,6 +17,16 @@ def types(precision: str) -> Tuple[tf.DType, tf.DType]:
     if precision.startswith("mixed_"):
         return tf.float32, tf.as_dtype(precision[len("mixed_"):])
     return tf.as_dtype(precision or "float32"), tf.as_dtype(precision or "float32")
+
+
+def fuse(execution: Execution) -> bool:
+    """Whether operations may be fused. Not in parity mode, in mixed precision: a fused kernel rounds once where the
+    operations that a probe records round one after the other, which moves gradients by some percent.
+    """
+    if execution.mode == "speed" or not execution.precision.startswith("mixed_"):
+        return True
+    tf.config.optimizer.set_experimental_options({"remapping": False})
+    return False
 
 
 class LossScale(tf.Module):

@@ -331,6 +331,9 @@ class TorchEngine(Engine):
     def fingerprint(self) -> Dict[str, str]:
         return devices.facts(self._execution, self._device, self._dtype)
 
+    def skipped_updates(self) -> int:
+        return self._precision.skipped
+
     def reduced_bytes(self) -> "int | None":
         return self._world.traffic.bytes if self._world.size > 1 else None
 

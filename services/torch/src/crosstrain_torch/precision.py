@@ -63,7 +63,8 @@ class Precision:
         if self.scaler is None:
             return {}
         held = self.scaler.state_dict()
-        return {"scale": np.array(held["scale"], np.float64), "tracker": np.array(held["_growth_tracker"], np.int64)}
+        return {"scale": np.array(held["scale"], np.float64), "tracker": np.array(held["_growth_tracker"], np.int64),
+                "skipped": np.array(self.skipped, np.int64)}
 
     def load_state(self, state: Mapping[str, np.ndarray]) -> None:
         """Restores what :meth:`state` gave."""
@@ -72,3 +73,4 @@ class Precision:
         held: Dict[str, Any] = self.scaler.state_dict()
         held.update(scale=float(state["scale"]), _growth_tracker=int(state["tracker"]))
         self.scaler.load_state_dict(held)
+        self.skipped = int(state.get("skipped", 0))

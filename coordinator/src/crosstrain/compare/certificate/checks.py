@@ -18,6 +18,7 @@ import numpy as np
 from crosstrain.compare.certificate.comparison import Check, Problem, compare, group, identical, ratios
 from crosstrain.compare.certificate.evaluation_checks import check_evaluation
 from crosstrain.compare.certificate.platform_streams import masks_of_step, rows_of_step
+from crosstrain.compare.certificate.sizes import SIZE, size
 from crosstrain.compare.certificate.update_checks import check_update
 from crosstrain.compare.numerics import bounds, products
 from crosstrain.compare.numerics.bounds import Arithmetic, Arrays, Bounded
@@ -120,6 +121,10 @@ def check_step(
             local[name] = wanted.error
             found = parameter_gradients.get(name)
             yield with_fast(layer, compare("gradient", name, step, found, wanted, layer=layer.name), found, wanted)
+            if problem.half and found is not None:
+                whole = size(SIZE, name, step, found, wanted, problem.half_unit, layer=layer.name)
+                if whole is not None:
+                    yield whole
     yield from check_update(problem, network, step, record, local)
 
 

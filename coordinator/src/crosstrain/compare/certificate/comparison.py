@@ -73,6 +73,11 @@ class Problem:
         return mixed(self.half) if self.half else arithmetic_of(self.dtype)
 
     @property
+    def half_unit(self) -> float:
+        """Unit roundoff of the half type; 0 without one."""
+        return mixed(self.half).half if self.half else 0.0
+
+    @property
     def backward_arithmetic(self) -> Arithmetic:
         """That of gradients."""
         return mixed(self.half, backward=True) if self.half else arithmetic_of(self.dtype)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
-from crosstrain.compare.certificate.comparison import Check, Problem, compare, group
+from crosstrain.compare.certificate.comparison import Check, Problem, compare, group, identical
+from crosstrain.compare.certificate.sizes import size
 from crosstrain.compare.numerics import bounds, updates
 from crosstrain.compare.numerics.bounds import Arithmetic, Arrays, Bounded
 from crosstrain.compare.numerics.losses import loss_gradient
@@ -33,7 +34,15 @@ def check_update(
     again, first with twice the ``local`` bound of that gradient (kind "update, resummed": the same products
     added in another order), then with the distance of two correct passes ("update, own pass"), for gradients of
     which that distance leaves something to judge by (:data:`LARGEST_DISTANCE`).
+
+    In mixed precision such bounds are wide, so that an update by SGD that needs them must also have the right size as a
+    whole (kind "update, size"). Other rules divide by the size of the gradient: its errors have no mean of zero there.
+
+    An update that the engine says it left out, because a gradient overflowed float16, must have changed nothing.
     """
+    if "skipped" in record and problem.half == "float16":
+        yield from _unchanged(step, record)
+        return
     arithmetic = bounds.arithmetic_of(problem.dtype)
     params, gradients = group(record, "parameter"), group(record, "gradient")
     if set(params) != set(gradients):
@@ -49,6 +58,9 @@ def check_update(
         (", own pass", lambda: _telling(gradient_distance(network, record, problem.arithmetic), gradients)),
     ]
     strict = {(check.kind, check.subject): check for check in open_checks}
+    if problem.half and problem.training.rule.name == "sgd":
+        loose = {check.subject for check in open_checks if check.kind == "update" and not check.holds}
+        yield from _sizes(problem, step, record, arithmetic, tiers[0][1](), loose)
     for suffix, distance in tiers:
         yield from (check for check in open_checks if check.holds)
         subjects = {(check.kind.split(",")[0], check.subject) for check in open_checks if not check.holds}
@@ -62,6 +74,14 @@ def check_update(
         ]
     for check in open_checks:
         yield check if check.holds else strict[check.kind.split(",")[0], check.subject]
+
+
+def _unchanged(step: int, record: Arrays) -> Iterator[Check]:
+    note = "left out: a gradient overflowed float16"
+    for kind, before in (("update", "parameter"), ("state", "state")):
+        after = group(record, f"{before}_after")
+        for name, value in group(record, before).items():
+            yield dataclasses.replace(identical(f"{kind}, left out", name, step, after.get(name), value), note=note)
 
 
 def _update(
@@ -78,6 +98,25 @@ def _update(
         yield compare("state", name, step, found_state.get(name), wanted)
     for name in sorted(set(found_state) - set(state_after)):
         yield Check("state", name, step, np.inf, ": is no state of this rule")
+
+
+def _sizes(
+    problem: Problem, step: int, record: Arrays, arithmetic: Arithmetic, distance: Mapping[str, np.ndarray],
+    names: Collection[str],
+) -> Iterator[Check]:  # fmt: skip
+    if not names:
+        return
+    params = group(record, "parameter")
+    after, _ = updates.expected(
+        problem.training, params, group(record, "gradient"), group(record, "state"),
+        float(problem.training.learning_rates[step]), step, arithmetic, distance)  # fmt: skip
+    found = group(record, "parameter_after")
+    for name in after:
+        if name in names:
+            start = arithmetic.wide(params[name])
+            whole = size("update, size", name, step, found[name], after[name], problem.half_unit, start)
+            if whole is not None:
+                yield whole
 
 
 def _telling(distance: Mapping[str, np.ndarray], gradients: Arrays) -> dict[str, np.ndarray]:

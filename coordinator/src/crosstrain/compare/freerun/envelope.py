@@ -85,12 +85,18 @@ def running_maximum(values: Floats, window: int) -> Floats:
 
 
 def outside_share(
-    run: LossTrace, reference: LossTrace, found: Envelope, repeats: Sequence[LossTrace] = (), window: int = WINDOW
+    run: LossTrace,
+    reference: LossTrace,
+    found: Envelope,
+    repeats: Sequence[LossTrace] = (),
+    window: int = WINDOW,
+    since: int = 0,
 ) -> float | None:
     """Share of the steps at which ``run`` is farther from ``reference`` than the band, 0..1.
 
     ``repeats`` of ``run`` widen the band by their own spread. Steps count where the band is finite (no
-    pooled run diverged); None if there are none.
+    pooled run diverged); None if there are none. They count from step ``since`` on, where the runs depart, if it is
+    followed by as many as a window spans: those before would only dilute what happens later.
     """
     steps, left, right = shared(run, reference)
     if np.array_equal(steps, found.steps):
@@ -102,6 +108,9 @@ def outside_share(
         own = running_maximum(_spread(run, repeats), window)
         band = np.maximum(band, own[np.searchsorted(run.steps, steps)])
     usable = np.isfinite(band)
+    later = usable & (steps >= since)
+    if np.count_nonzero(later) > 2 * window:
+        usable = later
     if not usable.any():
         return None
     outside = distance(left, right) > np.maximum(band, noise(np.maximum(np.abs(left), np.abs(right))))

@@ -27,8 +27,8 @@ class LossTrace:
     """The loss of every step of a run: mean over the batch before the update, without penalties.
 
     ``steps`` is strictly increasing, ``losses`` has its length and may hold NaN and infinities. ``rates``,
-    the learning rates of the same steps, may be missing. ``unit`` is the unit roundoff of what the losses are computed
-    from: coarser than float32's in mixed precision.
+    the learning rates of the same steps, may be missing. ``unit`` is the unit roundoff of the losses: coarser than
+    float32's in mixed precision (:func:`crosstrain.compare.numerics.rounding.unit_of`).
     """
 
     steps: Steps
@@ -116,12 +116,17 @@ def distance(a: Floats, b: Floats) -> Floats:
     return found
 
 
+def departure(unit: float) -> float:
+    """The relative difference that rounding of a loss does not reach, where it is not small."""
+    return DEPARTURE * unit / UNIT
+
+
 def noise(losses: Floats, unit: float = UNIT) -> Floats:
     """What rounding of the loss itself may do to losses of this size: max(1e-6 |loss|, 8 u (1 + |loss|)) in float32,
     and as much more as the unit roundoff is larger; 0 where they are not finite.
     """
     size = np.abs(losses)
-    found: Floats = np.maximum(DEPARTURE * size, LOSS_ROUNDING * (1 + size)) * (unit / UNIT)
+    found: Floats = np.maximum(departure(unit) * size, LOSS_ROUNDING * (1 + size) * (unit / UNIT))
     return np.where(np.isfinite(found), found, 0.0)
 
 

@@ -81,11 +81,23 @@ def mixed(half: str, backward: bool = False) -> Mixed:
     return Mixed(FLOAT32.unit, smallest / _SMALLEST_SCALE if backward else smallest, np.float64, 2.0**-11)
 
 
-def unit_of(precision: str) -> float:
-    """Unit roundoff of what a loss is computed from, by the name of a precision; float32 where it is not known."""
+def half_of(precision: str) -> str:
+    """The half type of a precision's name: "float16", "bfloat16", or empty where it is not a mixed one."""
+    return precision.removeprefix("mixed_") if precision.startswith("mixed_") else ""
+
+
+def unit_of(precision: str, rows: float = 1) -> float:
+    """Unit roundoff of a loss that is a mean over ``rows`` samples, by the name of a precision; float32's where that is
+    not known.
+
+    In mixed precision every sample's loss comes from activations that were rounded to the half type by themselves.
+    Roundings of different samples are as often up as down, so that their mean has the unit u_h / sqrt(rows).
+    """
     # Losses of float64 runs are compared with those of float32 runs.
-    units = {"mixed_float16": 2.0**-11, "mixed_bfloat16": 2.0**-8}
-    return units.get(precision, FLOAT32.unit)
+    half = half_of(precision)
+    if not half:
+        return FLOAT32.unit
+    return max(FLOAT32.unit, float(mixed(half).half / np.sqrt(max(1.0, rows))))
 
 
 class Bounded(NamedTuple):

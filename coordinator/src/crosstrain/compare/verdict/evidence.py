@@ -104,7 +104,8 @@ class EngineEvidence:
     ``accuracies`` maps training seeds to final test accuracies (0..1) for the equivalence test; ``asked`` are
     the job's own settings (network, data, schedule, seed, ...) by name, which must be equal for runs to be
     comparable. ``flip`` is the first decision taken differently than by the evidence's reference. ``ranks`` is the
-    number of ranks that trained.
+    number of ranks that trained. ``skipped`` counts the updates that the free run left out because a gradient
+    overflowed float16.
     """
 
     engine: str
@@ -124,6 +125,7 @@ class EngineEvidence:
     test_accuracy: float | None = None
     accuracies: Mapping[int, float] = field(default_factory=dict)
     ranks: int = 1
+    skipped: int = 0
 
     def __post_init__(self) -> None:
         """Raises ValueError for an engine without a name, or a certificate without checks."""

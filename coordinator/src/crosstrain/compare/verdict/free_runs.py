@@ -83,7 +83,7 @@ def free_run(
     rank: RankTest | None = None
     inside: bool | None = None
     if spread is not None and found.steps_compared:
-        share = outside_share(run, reference, spread.envelope, own_repeats)
+        share = outside_share(run, reference, spread.envelope, own_repeats, since=found.departed_step)
         rank = _rank(run, reference, spread)
         inside = stays_inside(share, spread.envelope.runs, rank)
     return FreeRun(found, share, rank, inside, flip)
@@ -102,7 +102,8 @@ def pair_accounted(a: LossTrace, b: LossTrace, apart: Difference, spread: Spread
         return apart.steps_compared > 0 and apart.same_steps
     if spread is None:
         return False
-    return stays_inside(outside_share(a, b, spread.envelope), spread.envelope.runs, None) is True
+    share = outside_share(a, b, spread.envelope, since=apart.departed_step)
+    return stays_inside(share, spread.envelope.runs, None) is True
 
 
 def repeats_of(engine: EngineEvidence, reference: EngineEvidence | None) -> Repeats | None:

@@ -7,6 +7,7 @@ from itertools import combinations
 from typing import Any
 
 from crosstrain.compare.freerun.envelope import MINIMUM_RUNS
+from crosstrain.compare.freerun.traces import DEPARTURE, departure
 from crosstrain.compare.verdict import phrases, rows
 from crosstrain.compare.verdict.engines import EngineFinding, judge_engine
 from crosstrain.compare.verdict.evidence import Evidence, Failure
@@ -43,6 +44,8 @@ def judge(evidence: Evidence) -> dict[str, Any]:
         "created": evidence.created,
         "semantics": evidence.semantics,
         "precision": evidence.precision,
+        "parity": phrases.parity(evidence.precision, evidence.engines),
+        "departure": max((departure(item.trace.unit) for item in evidence.engines if item.trace), default=DEPARTURE),
         "task": evidence.task,
         "verdict": verdict,
         "sentence": _sentence(evidence, verdict, findings, pairs, failures),
@@ -168,6 +171,7 @@ def _engine_row(finding: EngineFinding) -> dict[str, Any]:
             "zeros": sum(item.zeros for item in engine.certificates),
         },
         "free_run": _free_row(finding),
+        "skipped_updates": engine.skipped,
         "repeats": rows.repeats_row(finding.repeats),
         "accuracy": rows.accuracy_row(engine.test_accuracy, finding.tost),
     }

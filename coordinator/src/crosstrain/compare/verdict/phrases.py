@@ -10,6 +10,7 @@ from crosstrain.compare.freerun.accuracy import Tost
 from crosstrain.compare.freerun.envelope import MINIMUM_RUNS
 from crosstrain.compare.freerun.repeats import Repeats
 from crosstrain.compare.freerun.traces import LossTrace
+from crosstrain.compare.numerics.rounding import half_of
 from crosstrain.compare.verdict.evidence import CauseEvidence, CheckEvidence, EngineEvidence
 from crosstrain.compare.verdict.free_runs import FreeRun
 from crosstrain.compare.verdict.names import counted, listed, sentence, shown, shown_name
@@ -141,6 +142,41 @@ def _scope(engine: EngineEvidence) -> str:
     return ""
 
 
+def parity(precision: str, engines: Sequence[EngineEvidence]) -> str:
+    """What "the same" means in mixed precision, and which updates were left out; empty in plain precision."""
+    half = half_of(precision)
+    if not half:
+        return ""
+    bits = {"float16": 11, "bfloat16": 8}[half]
+    parts = [
+        f"in {precision}, parameters, gradients, optimizer state, update and loss are float32 and layers are computed "
+        f"in {half}, with {bits} significant bits",
+        f"the same function then means: every layer, from the engine's own inputs, within what rounding factors and "
+        f"results to {half} can do; every update right to float32 for its gradients; and losses no farther apart than "
+        f"those of runs whose initial weights differ in the last place of {half}",
+    ]
+    left = [engine for engine in engines if engine.skipped]
+    if left:
+        shares = [f"{name_of(engine)} {counted(engine.skipped, 'update')}{_of_all(engine)}" for engine in left]
+        parts.append(f"left out because a gradient overflowed float16, so many updates fewer: {listed(shares)}")
+        if len({engine.skipped for engine in engines if engine.trace is not None}) > 1:
+            parts.append("the engines did not make the same number of updates, and their losses differ by that as well")
+    elif half == "float16" and any(engine.trace is not None for engine in engines):
+        parts.append("no update was left out")
+    return " ".join(sentence(part) for part in parts)
+
+
+def _of_all(engine: EngineEvidence) -> str:
+    return f" of {len(engine.trace):,}" if engine.trace is not None else ""
+
+
+def left_out(engine: EngineEvidence) -> str:
+    """How many updates an engine left out; empty if none."""
+    if not engine.skipped:
+        return ""
+    return f"it left out {counted(engine.skipped, 'update')}{_of_all(engine)} because a gradient overflowed float16"
+
+
 def no_probe(engine: EngineEvidence) -> str:
     """Why there is no certificate."""
     reason = f": {engine.reason.rstrip('.')}" if engine.reason else ""
@@ -261,7 +297,7 @@ def rounding(engine: EngineEvidence, other: EngineEvidence | None, found: FreeRu
 
 def notes(engine: EngineEvidence, found: FreeRun | None, own: Repeats | None, test: Tost | None) -> list[str]:
     """Further sentences that belong to a verdict that is no mismatch."""
-    lines = []
+    lines = [left_out(engine)] if engine.skipped else []
     if found is not None and found.departed and found.explained:
         step = found.difference.departed_step
         where = f"the runs parted at step {step}{at_change(engine.trace, step)}"
