@@ -18,6 +18,7 @@ from crosstrain_service.errors import CrosstrainError
 
 from .exits import CommandError
 from .failures import quiet_libraries
+from .options import Connection
 from .output import Output
 from .signals import uninterrupted
 
@@ -48,9 +49,9 @@ def answers(address: str) -> bool:
 
 
 @contextmanager
-def connected(given: str, state_dir: Path | None) -> Iterator[Client]:
+def connected(connection: Connection) -> Iterator[Client]:
     """A client of a running coordinator; raises CommandError if there is none."""
-    address = find_address(given, state_dir)
+    address = find_address(connection.coordinator, connection.state_dir)
     if not answers(address):
         raise CommandError(_NO_COORDINATOR.format(address=address), remedy=_REMEDY)
     with Client(address) as client:
@@ -59,14 +60,15 @@ def connected(given: str, state_dir: Path | None) -> Iterator[Client]:
 
 @contextmanager
 def connected_or_started(
-    output: Output, given: str, state_dir: Path | None, spec: JobSpec
+    connection: Connection, spec: JobSpec
 ) -> Iterator[tuple[Client, Supervisor | None]]:
     """A client of a running coordinator, or of one that is started here with the services of a job's engines.
 
     What was started here is stopped at the end. A coordinator that was named and does not
     answer is an error; one that another command started for its own job is waited for.
     """
-    folder = _joined_or_locked(output, given, state_dir)
+    output = connection.output
+    folder = _joined_or_locked(output, connection.coordinator, connection.state_dir)
     if isinstance(folder, str):
         with Client(folder) as client:
             yield client, None

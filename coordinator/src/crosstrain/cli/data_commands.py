@@ -11,6 +11,7 @@ from . import connect
 from . import consistency as probing
 from .exits import COULD_NOT_RUN, OK, USAGE, CommandError
 from .jobfile import check_plan, import_data, read_job
+from .options import Connection
 from .output import Output
 
 _HEADER = (
@@ -58,16 +59,15 @@ def import_source(output: Output, source: Path, format: str, shape: str, labels:
         output.text(f"{finding.severity}: {finding.message}")
 
 
-def consistency(
-    output: Output, path: Path, samples: int, addresses: list[str], coordinator: str, state_dir: Path | None
-) -> int:
+def consistency(connection: Connection, path: Path, samples: int, addresses: list[str]) -> int:
     """Asks every engine of a job for the digests of its first samples; 3 unless all are as expected."""
+    output = connection.output
     job = read_job(path)
     data = import_data(job, output)
     info = data.train or data.test
     assert info is not None
-    with connect.connected_or_started(output, coordinator, state_dir, job.spec) as (client, _):
-        known = probing.service_addresses(state_dir, addresses)
+    with connect.connected_or_started(connection, job.spec) as (client, _):
+        known = probing.service_addresses(connection.state_dir, addresses)
         found = probing.probe_engines(client, known, job.spec.engines, info, data.cache, samples)
     expected = sample_digests(info, samples, data.cache)
     digest = probing.summary_digest

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -21,22 +20,11 @@ from crosstrain_service import model as plain
 from crosstrain_service import weights as canonical
 from crosstrain_service.errors import CrosstrainError
 
+from .commands.exchange import ExportRequest
 from .exits import USAGE, CommandError
 from .failures import DocumentError
 from .jobfile import read_job
 from .output import Output
-
-
-@dataclass(frozen=True)
-class ExportRequest:
-    """Files and options of an export to Python source. ``model``: a job file or a model file."""
-
-    model: Path
-    weights: Path
-    folder: Path
-    input_shape: str
-    classes: int
-    divisor: float | None
 
 
 def from_caffe(

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from crosstrain.client import Client
 from crosstrain.data import (
@@ -13,13 +14,23 @@ from crosstrain.data import (
     Finding,
     import_sources,
 )
-from crosstrain.spec import JobSpec, build_model, dump_document, learning_rates, parse_document, training_rows
+from crosstrain.spec import (
+    JobSpec,
+    build_model,
+    dump_document,
+    learning_rates,
+    parse_document,
+    parse_entry,
+    training_rows,
+)
 from crosstrain.spec.document import MAX_BYTES
 from crosstrain_protos.v1 import data_pb2, run_pb2
 from crosstrain_service.errors import CrosstrainError
 
 from .failures import DocumentError
 from .output import Output, printable
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -54,6 +65,16 @@ class JobFile:
         text = dump_document(spec)
         parse_document(text)
         return JobFile(self.path, text, spec, self.model_source, verbatim=False)
+
+    def with_engines(self, engines: Sequence[str], **changes: Any) -> JobFile:
+        """The same for other engines, without what the document sets for engines that are left out; ``changes``
+        are of more fields."""
+        compiler = self.spec.execution.compiler
+        if isinstance(compiler, dict):
+            compiler = _kept(compiler, engines)
+        execution = self.spec.execution.model_copy(update={"compiler": compiler})
+        runs_of = _kept(self.spec.runs_of, engines)
+        return self.with_spec(**{"engines": list(engines), "runs_of": runs_of, "execution": execution, **changes})
 
 
 @dataclass(frozen=True)
@@ -130,6 +151,12 @@ def _read(path: Path) -> str:
         line = data[: error.start].count(b"\n") + 1
         wrong = CrosstrainError("INVALID_JOB", f"line {line}: not UTF-8 text", "")
         raise DocumentError(wrong, str(path)) from None
+
+
+def _kept(settings: dict[str, T], engines: Sequence[str]) -> dict[str, T]:
+    """Settings by engine that still belong to one; a name without brackets belongs to all its variants."""
+    names = {*engines, *(parse_entry(engine).base for engine in engines)}
+    return {engine: value for engine, value in settings.items() if engine in names}
 
 
 def import_data(job: JobFile, output: Output) -> JobData:

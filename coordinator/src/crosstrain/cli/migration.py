@@ -8,30 +8,25 @@ from typing import Any
 
 from crosstrain.results import Results
 
-from . import running, verdicts
+from . import verdicts
+from .execution import execute
 from .exits import MISMATCH, OK, USAGE, CommandError
 from .jobfile import read_job
+from .options import Connection
 from .output import Output
+from .running import checking
 
 
-def migrate(
-    output: Output,
-    path: Path,
-    origin: str,
-    target: str,
-    folder: Path | None,
-    coordinator: str,
-    state_dir: Path | None,
-) -> int:
+def migrate(connection: Connection, path: Path, origin: str, target: str, folder: Path | None) -> int:
     """Checks both engines in native semantics and lists what they do differently; returns the exit code."""
     if origin == target:
         raise CommandError("--from and --to name the same engine", USAGE)
-    job = running.checking(read_job(path), [origin, target], "native")
+    job = checking(read_job(path), [origin, target], "native")
 
     def show(output: Output, results: Results, _left_out: dict[str, str]) -> int:
         return show_changes(output, results)
 
-    return running.execute(output, job, folder, "", False, False, coordinator, state_dir, show)
+    return execute(connection, job, folder, show=show)
 
 
 def show_changes(output: Output, results: Results) -> int:

@@ -1,11 +1,19 @@
-"""Options and arguments that several commands share."""
+"""Options and arguments that several commands share, and groups of them that a command takes as one parameter."""
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, get_type_hints
 
 import typer
+
+from .output import Output
+
+Command = Callable[..., None]
 
 Json = Annotated[
     bool, typer.Option("--json", help="Print JSON on stdout, for scripts, instead of text for people.")
@@ -55,3 +63,57 @@ RemoteData = Annotated[
 SkipUnavailable = Annotated[
     bool, typer.Option("--skip-unavailable", help="Leave out engines that cannot be had here, and say so.")
 ]
+
+
+@dataclasses.dataclass
+class Connection:
+    """How a command finds its coordinator, and where its words go."""
+
+    coordinator: Coordinator = ""
+    state_dir: StateDir = None
+    json: Json = False
+    output: Output = dataclasses.field(init=False)
+
+    def __post_init__(self) -> None:
+        self.output = Output(self.json)
+
+
+@dataclasses.dataclass(frozen=True)
+class Creation:
+    """How a command creates its job."""
+
+    job_id: ChosenId = ""
+    skip_unavailable: SkipUnavailable = False
+
+
+def spread(command: Command) -> Command:
+    """The command as typer takes it: each parameter that is a group stands as the options in it."""
+    hints = get_type_hints(command, include_extras=True)
+    groups: dict[str, tuple[type, list[str]]] = {}
+    parameters: list[inspect.Parameter] = []
+
+    def take(name: str, default: Any, hint: Any) -> None:
+        parameters.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint))
+
+    for name, parameter in inspect.signature(command).parameters.items():
+        group = hints[name]
+        if not dataclasses.is_dataclass(group):
+            take(name, parameter.default, group)
+            continue
+        assert isinstance(group, type)
+        options = [field for field in dataclasses.fields(group) if field.init]
+        groups[name] = group, [option.name for option in options]
+        kinds = get_type_hints(group, include_extras=True)
+        for option in options:
+            required = option.default is dataclasses.MISSING
+            take(option.name, inspect.Parameter.empty if required else option.default, kinds[option.name])
+
+    @functools.wraps(command)
+    def spread_command(**given: Any) -> None:
+        for name, (group, names) in groups.items():
+            given[name] = group(**{option: given.pop(option) for option in names})
+        command(**given)
+
+    spread_command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    spread_command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return spread_command

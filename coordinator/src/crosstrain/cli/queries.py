@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from pathlib import Path
 from typing import Any
 
 from google.protobuf.timestamp_pb2 import Timestamp
@@ -14,7 +13,7 @@ from crosstrain.results.tables import moment
 from crosstrain_protos.v1 import coordinator_pb2, service_pb2
 
 from .connect import connected
-from .output import Output
+from .options import Connection
 
 _SUPPORT = {
     service_pb2.SUPPORT_EXACT: "exact",
@@ -23,9 +22,10 @@ _SUPPORT = {
 }
 
 
-def jobs(output: Output, coordinator: str, state_dir: Path | None, limit: int) -> None:
+def jobs(connection: Connection, limit: int) -> None:
     """Lists jobs, newest first."""
-    with connected(coordinator, state_dir) as client:
+    output = connection.output
+    with connected(connection) as client:
         found = list(itertools.islice(client.list_jobs(), limit))
     output.document([job_json(job) for job in found])
     rows = [
@@ -35,9 +35,10 @@ def jobs(output: Output, coordinator: str, state_dir: Path | None, limit: int) -
     output.table("", ("job", "name", "state", "created", "ended"), rows)
 
 
-def show(output: Output, job_id: str, coordinator: str, state_dir: Path | None) -> None:
+def show(connection: Connection, job_id: str) -> None:
     """Shows one job."""
-    with connected(coordinator, state_dir) as client:
+    output = connection.output
+    with connected(connection) as client:
         job = client.get_job(job_id)
     output.document({**job_json(job), "document": job.document})
     output.text(f"job {job.job_id} ({job.name}): {job_state(job.state)}, created {_time(job.create_time)}")
@@ -69,17 +70,19 @@ def show(output: Output, job_id: str, coordinator: str, state_dir: Path | None) 
     output.text(job.document)
 
 
-def cancel(output: Output, job_id: str, coordinator: str, state_dir: Path | None) -> None:
+def cancel(connection: Connection, job_id: str) -> None:
     """Cancels one job."""
-    with connected(coordinator, state_dir) as client:
+    output = connection.output
+    with connected(connection) as client:
         job = client.cancel_job(job_id)
     output.document(job_json(job))
     output.text(f"job {job.job_id}: {job_state(job.state)}")
 
 
-def engines(output: Output, features: bool, coordinator: str, state_dir: Path | None) -> None:
+def engines(connection: Connection, features: bool) -> None:
     """Lists engines, or with ``features`` what each can do."""
-    with connected(coordinator, state_dir) as client:
+    output = connection.output
+    with connected(connection) as client:
         found = client.list_engines()
     found.sort(key=lambda item: (item.description.name, item.description.version, item.service))
     output.document([engine_json(item) for item in found])

@@ -10,9 +10,11 @@ from crosstrain.scaling import Interval, ScaleRow, measure, scale_csv, scale_pag
 from crosstrain.spec import EngineEntry, ParallelSpec, parse_entry
 from crosstrain.spec.job import MAX_REPEATS
 
-from . import running, verdicts
+from . import verdicts
+from .execution import execute
 from .exits import USAGE, CommandError
 from .jobfile import JobFile, read_job
+from .options import Connection
 from .output import Output
 
 REFERENCE = "reference"
@@ -21,17 +23,15 @@ _HEADER = ("engine", "ranks", "samples/s", "95 % interval", "speed-up", "95 % in
 
 
 def scale(
-    output: Output,
+    connection: Connection,
     path: Path,
+    folder: Path | None,
+    job_id: str,
     ranks: str,
     engines: list[str],
     repeats: int,
     backend: str,
     threads: int,
-    folder: Path | None,
-    job_id: str,
-    coordinator: str,
-    state_dir: Path | None,
 ) -> int:
     """Runs a job with every engine at every number of data ranks; returns the verdict's exit code."""
     job = scaled(read_job(path), rank_counts(ranks), engines, repeats, backend, threads)
@@ -39,7 +39,7 @@ def scale(
     def show(output: Output, results: Results, left_out: dict[str, str]) -> int:
         return show_scaling(output, results)
 
-    return running.execute(output, job, folder, job_id, False, False, coordinator, state_dir, show)
+    return execute(connection, job, folder, job_id, show=show)
 
 
 def rank_counts(text: str) -> list[int]:

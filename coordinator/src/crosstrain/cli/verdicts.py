@@ -18,6 +18,7 @@ from crosstrain_service.errors import CrosstrainError
 
 from . import connect, showing
 from .exits import COULD_NOT_RUN, CommandError
+from .options import Connection
 from .output import Output
 
 _HEADER = ("engine", "verdict", "checks", "failed", "worst/bound", "departs", "horizon")
@@ -102,9 +103,10 @@ def _step(free: dict[str, Any] | None, name: str) -> str | None:
     return f"step {free[name]}" if free[name] >= 0 else "never"
 
 
-def verdict(output: Output, job_id: str, folder: Path | None, coordinator: str, state_dir: Path | None) -> int:
+def verdict(connection: Connection, job_id: str, folder: Path | None) -> int:
     """Fetches the verdict of a job that has ended, writes its results again and shows it."""
-    with connect.connected(coordinator, state_dir) as client:
+    output = connection.output
+    with connect.connected(connection) as client:
         job = client.get_job(job_id)
         if job.state == coordinator_pb2.JOB_STATE_RUNNING:
             raise CommandError(f"the job {job_id} has not ended", remedy=f"crosstrain watch {job_id}")
@@ -125,11 +127,10 @@ def verdict(output: Output, job_id: str, folder: Path | None, coordinator: str, 
     return code
 
 
-def compare(
-    output: Output, first: str, second: str, folder: Path | None, coordinator: str, state_dir: Path | None
-) -> int:
+def compare(connection: Connection, first: str, second: str, folder: Path | None) -> int:
     """Judges two finished runs; returns the verdict's exit code."""
-    with connect.connected(coordinator, state_dir) as client:
+    output = connection.output
+    with connect.connected(connection) as client:
         run_a, run_b = find_runs(client, first, second)
         response = client.compare_runs(run_a, run_b)
         document = _read(client, response.verdict_digest)
