@@ -5,14 +5,13 @@ from __future__ import annotations
 import contextlib
 import logging
 import random
-import threading
 import time
 from collections.abc import Sequence
 from typing import Any
 
 import grpc
 
-from crosstrain.artifacts import ArtifactStore, fetch, send
+from crosstrain.artifacts import ArtifactStore, fetch
 from crosstrain.labels import rank_count
 from crosstrain.metrics.recording import record_fanout
 from crosstrain.registry import MESSAGE_LIMIT, Registry
@@ -21,9 +20,10 @@ from crosstrain.store import RunRow, SequenceGap, Store
 from crosstrain_protos.v1 import artifact_pb2_grpc, errors_pb2, run_pb2, service_pb2, service_pb2_grpc
 from crosstrain_service.errors import CrosstrainError
 
+from .attendant import Attendant
 from .groups import request_of_member
 from .reaching import channel_of, confirm, start_run
-from .requests import Request, artifacts_of_event, artifacts_of_request, parse_request
+from .requests import Request, artifacts_of_event, parse_request
 
 _LOG = logging.getLogger("crosstrain.jobs")
 #: A watched stream is opened anew after this time, so that a dead connection is noticed, seconds.
@@ -35,13 +35,11 @@ _FIRST_WAIT, _LONGEST_WAIT = 0.1, 5.0
 _ENVELOPE = 4096
 
 
-class RunFollower:
+class RunFollower(Attendant):
     """Executes one run on its service.
 
-    Everything is decided from what is stored, so it makes no difference whether this is the first
-    process that follows the run: a run that was submitted is watched from the last stored event on,
-    and submitted again only if the service says that it does not know it. An event is stored after
-    the artifacts it names, so whoever sees the event can read them.
+    A run that was submitted is watched from the last stored event on, and submitted again only if the service says
+    that it does not know it. An event is stored after the artifacts it names, so whoever sees the event can read them.
 
     Args:
         patience: a run fails after this many seconds without any answer from its service.
@@ -50,19 +48,14 @@ class RunFollower:
     def __init__(
         self, store: Store, artifacts: ArtifactStore, registry: Registry, run_id: str, patience: float
     ) -> None:
-        self._store = store
-        self._artifacts = artifacts
-        self._registry = registry
-        self._run_id = run_id
-        self._patience = patience
-        self._stopping = threading.Event()
+        super().__init__(store, artifacts, registry, run_id, patience)
         self._call: Any = None
         self._answered = time.monotonic()
         self._wait = _FIRST_WAIT
 
     def stop(self) -> None:
         """Makes :meth:`follow` return soon, wherever the run stands."""
-        self._stopping.set()
+        super().stop()
         call = self._call
         if call is not None:
             call.cancel()
@@ -119,9 +112,9 @@ class RunFollower:
         row = self._placed(row)
         channel = self._channel(row)
         request = parse_request(row.kind, row.request)
-        self._prepare(channel, row, row.service, request)
+        self._supply(channel, row, row.service, request)
         for member in row.members[1:]:
-            self._prepare_member(row, member.service, request)
+            self._supply_member(row, member.service, request)
         if self._stopping.is_set() or self._store.jobs.run(self._run_id).cancel_requested:
             return
         if row.members:
@@ -142,17 +135,10 @@ class RunFollower:
             self._store.jobs.work_changed.notify()
         self._progressed()
 
-    def _prepare(self, channel: grpc.Channel, row: RunRow, service: str, request: Request) -> None:
-        """Makes sure that a service can take the run, and has everything that the request names."""
-        confirm(channel, service, row.engine, row.engine_version)
-        stub = artifact_pb2_grpc.ArtifactServiceStub(channel)
-        digests = artifacts_of_request(request)
-        send(self._artifacts, stub, digests, go_on=lambda: not self._stopping.is_set())
-
-    def _prepare_member(self, row: RunRow, service: str, request: Request) -> None:
-        """The same for one that has a part of the ranks; errors name it."""
+    def _supply_member(self, row: RunRow, service: str, request: Request) -> None:
+        """Supplies one that has a part of the ranks; errors name it."""
         try:
-            self._prepare(channel_of(self._registry, service), row, service, request)
+            self._supply(channel_of(self._registry, service), row, service, request)
         except grpc.RpcError as error:
             failure = from_rpc(error)
             message = f"service {service}, which is to have a part of the ranks: {failure.message}"

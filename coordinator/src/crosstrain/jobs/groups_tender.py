@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 
-from crosstrain.artifacts import ArtifactStore, send
+from crosstrain.artifacts import ArtifactStore
 from crosstrain.registry import Registry
 from crosstrain.rpc import from_rpc, lost_run, transient
 from crosstrain.rpc.errors import from_proto
 from crosstrain.store import TERMINAL_RUN_STATES, Group, Member, RunRow, Store
-from crosstrain_protos.v1 import artifact_pb2_grpc, run_pb2, service_pb2, service_pb2_grpc, training_pb2
+from crosstrain_protos.v1 import run_pb2, service_pb2, service_pb2_grpc, training_pb2
 from crosstrain_service.errors import CrosstrainError
 
+from .attendant import Attendant
 from .groups import request_of_member, run_id_of
-from .reaching import channel_of, confirm, describe, start_run
-from .requests import artifacts_of_request, parse_request
+from .reaching import channel_of, describe, start_run
+from .requests import parse_request
 
 _LOG = logging.getLogger("crosstrain.jobs")
 #: Runs of a member in a row that end while its leader waits, before the whole run fails.
@@ -44,8 +44,8 @@ def _shrinks(row: RunRow) -> bool:
     return row.record.parallel.on_rank_loss == training_pb2.RANK_LOSS_SHRINK
 
 
-class GroupTender:
-    """The members of one run. As for a follower, everything is decided from what is stored.
+class GroupTender(Attendant):
+    """The members of one run.
 
     A member whose service has lost its run is sent it again, with the same id. A member whose run has failed, since
     it found no leader, gets another one, except where the run may go on without it.
@@ -58,18 +58,9 @@ class GroupTender:
     def __init__(
         self, store: Store, artifacts: ArtifactStore, registry: Registry, run_id: str, patience: float
     ) -> None:
-        self._store = store
-        self._artifacts = artifacts
-        self._registry = registry
-        self._run_id = run_id
-        self._patience = patience
-        self._stopping = threading.Event()
+        super().__init__(store, artifacts, registry, run_id, patience)
         self._silent: dict[int, float] = {}
         self._ended: dict[str, float] = {}
-
-    def stop(self) -> None:
-        """Makes :meth:`tend` return soon, wherever the run stands."""
-        self._stopping.set()
 
     def tend(self) -> None:
         """Returns when nothing of the group is left at any service, or :meth:`stop` was called."""
@@ -134,11 +125,8 @@ class GroupTender:
 
     def _send(self, row: RunRow, group: Group, member: Member) -> None:
         channel = channel_of(self._registry, member.service)
-        confirm(channel, member.service, row.engine, row.engine_version)
         request = request_of_member(parse_request(row.kind, row.request), group, member)
-        digests = artifacts_of_request(request)
-        stub = artifact_pb2_grpc.ArtifactServiceStub(channel)
-        send(self._artifacts, stub, digests, go_on=lambda: not self._stopping.is_set())
+        self._supply(channel, row, member.service, request)
         if not self._stopping.is_set():
             start_run(channel, request)
 

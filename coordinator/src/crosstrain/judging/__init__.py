@@ -5,6 +5,7 @@
 ``reading``    runs, traces and recorded steps out of the job store and the artifact store
 ``certifying`` the checks of one probe, kept as a small artifact (``stored``)
 ``following``  which further runs a job's verdict needs
-``gathering``  all evidence about a job, or about two runs
+``gathering``  all evidence about a job
+``pairing``    the same about two runs of any jobs
 ``documents``  the verdict document, stored
 """

@@ -8,7 +8,8 @@ from crosstrain.compare.freerun.traces import difference
 from crosstrain.compare.verdict import judge, verdict_json
 from crosstrain.compare.verdict.facts import fact_differences
 
-from .gathering import job_evidence, runs_evidence
+from .gathering import job_evidence
+from .pairing import runs_evidence
 from .reading import Reader
 
 

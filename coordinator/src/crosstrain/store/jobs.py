@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
 
 from sqlalchemy import Connection, insert, select
@@ -12,12 +11,14 @@ from crosstrain_protos.v1 import coordinator_pb2, errors_pb2, run_pb2
 from crosstrain_service.errors import CrosstrainError
 
 from .database import Database
-from .groups import add_group, members_of
+from .groups import members_of
 from .journal import JobJournal, timestamp
+from .new_runs import add_runs
 from .progress import TERMINAL_JOB_STATES
-from .rows import JobPlace, NewJob, NewMember, NewRun, RunPlace, RunRow, VerdictStage
+from .rows import JobPlace, NewJob, NewMember, NewRun, RunRow, VerdictStage
 from .signals import Signal
-from .tables import group_members, job_events, job_runs, jobs
+from .tables import job_events, job_runs, jobs
+from .unfinished import unfinished_jobs
 
 #: Largest number of bytes of events that one call of :meth:`JobStore.events` gives (one event may be larger).
 EVENTS_BYTES = 1 << 20
@@ -58,7 +59,7 @@ class JobStore:
                 journal = JobJournal(connection, job.job_id)
                 started = coordinator_pb2.JobStateChanged(state=job.state)
                 journal.append([coordinator_pb2.JobEvent(state_changed=started)])
-                _add_runs(connection, journal, job.job_id, new.runs, 0)
+                add_runs(connection, journal, job.job_id, new.runs, 0)
                 journal.close()
         except IntegrityError:
             return False
@@ -82,7 +83,7 @@ class JobStore:
                     .order_by(job_runs.c.position.desc())
                     .limit(1)
                 ).scalar_one_or_none()
-                _add_runs(connection, journal, job_id, runs, 0 if count is None else count + 1)
+                add_runs(connection, journal, job_id, runs, 0 if count is None else count + 1)
                 stage = VerdictStage.JUDGE if stage == VerdictStage.FOLLOW else stage
             journal.close(evaluation_pending=False, verdict_stage=int(stage))
         self._changed(job_id)
@@ -215,34 +216,7 @@ class JobStore:
     def unfinished(self) -> list[JobPlace]:
         """All jobs that have not ended, oldest first."""
         with self._database.read() as connection:
-            places = {
-                row.job_id: JobPlace(*row)
-                for row in connection.execute(
-                    select(
-                        jobs.c.job_id,
-                        jobs.c.cancel_requested,
-                        jobs.c.shared_devices,
-                        jobs.c.evaluation_pending,
-                        jobs.c.verdict_stage,
-                    )
-                    .where(jobs.c.state == coordinator_pb2.JOB_STATE_RUNNING)
-                    .order_by(jobs.c.position)
-                )
-            }
-            groups = _group_keys(connection)
-            columns = [job_runs.c[name] for name in RunPlace.__dataclass_fields__ if name != "group_keys"]
-            query = (
-                select(*columns)
-                .join(jobs, jobs.c.job_id == job_runs.c.job_id)
-                .where(jobs.c.state == coordinator_pb2.JOB_STATE_RUNNING)
-                .order_by(jobs.c.position, job_runs.c.position)
-            )
-            for row in connection.execute(query):
-                place = RunPlace(*row)
-                if place.run_id in groups:
-                    place = dataclasses.replace(place, group_keys=frozenset(groups[place.run_id]))
-                places[row.job_id].runs.append(place)
-        return list(places.values())
+            return unfinished_jobs(connection)
 
     def request_cancel(self, job_id: str) -> None:
         """Notes that a job is to be cancelled; nothing if it has ended."""
@@ -279,62 +253,3 @@ def _job(record: bytes, last_sequence: int) -> coordinator_pb2.Job:
     job = coordinator_pb2.Job.FromString(record)
     job.last_sequence = last_sequence
     return job
-
-
-def _group_keys(connection: Connection) -> dict[str, set[str]]:
-    """Devices of the runs of unfinished jobs that span several services, by run."""
-    query = (
-        select(group_members.c.run_id, group_members.c.device_key)
-        .join(job_runs, job_runs.c.run_id == group_members.c.run_id)
-        .join(jobs, jobs.c.job_id == job_runs.c.job_id)
-        .where(jobs.c.state == coordinator_pb2.JOB_STATE_RUNNING)
-    )
-    found: dict[str, set[str]] = {}
-    for row in connection.execute(query):
-        found.setdefault(row.run_id, set()).add(row.device_key)
-    return found
-
-
-def _add_runs(
-    connection: Connection, journal: JobJournal, job_id: str, runs: list[NewRun], position: int
-) -> None:
-    for index, new in enumerate(runs):
-        record = coordinator_pb2.JobRun(
-            repeat=new.repeat,
-            service=new.service,
-            run=run_pb2.Run(
-                run_id=new.run_id,
-                kind=new.kind,
-                engine=new.engine,
-                engine_version=new.engine_version,
-                state=run_pb2.RUN_STATE_QUEUED,
-                create_time=timestamp(journal.now_ns),
-            ),
-            purpose=new.purpose,
-            variant=new.variant,
-            parallel=new.parallel,
-            members=[coordinator_pb2.RunMember(service=item.service, ranks=item.ranks) for item in new.members],
-        )
-        connection.execute(
-            insert(job_runs).values(
-                run_id=new.run_id,
-                job_id=job_id,
-                position=position + index,
-                kind=new.kind,
-                state=record.run.state,
-                service=new.service,
-                engine=new.engine,
-                engine_version=new.engine_version,
-                device_key=new.device_key,
-                last_sequence=0,
-                sequence_base=0,
-                attempt_base=0,
-                submissions=0,
-                purpose=int(new.purpose),
-                checks_pending=new.checked,
-                request=new.request,
-                record=record.SerializeToString(),
-            )
-        )
-        add_group(connection, new.run_id, new.members)
-        journal.run_changed(record)
