@@ -11,7 +11,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from crosstrain_protos.v1 import errors_pb2, run_pb2, service_pb2
-from crosstrain_service import exposition, run_metrics, rundir, runs
+from crosstrain_service import exposition, run_metrics, run_record, rundir
 from crosstrain_service.events import EventLog
 from crosstrain_service.metrics import COUNTER, GAUGE, HISTOGRAM, SUMMARY, Metric, Values
 from crosstrain_service.spool import SpoolWriter
@@ -157,7 +157,7 @@ def test_a_failure_is_counted_by_its_reason():
 def test_a_defect_in_counting_does_not_reach_the_run(tmp_path, caplog):
     directory = rundir.RunDir(str(tmp_path / "r"))
     directory.create(run_pb2.RUN_KIND_TRAIN, service_pb2.TrainRequest(run_id="r", engine="torch"), 0.0, "2")
-    record = runs.RunRecord(directory, directory.stored())
+    record = run_record.RunRecord(directory, directory.stored())
     values = Values((*run_metrics.METRICS, *run_metrics.GAUGES))
     metrics = run_metrics.RunMetrics(values)
     record.observer = lambda record, event: metrics.observe(record.run, "cpu:0", event)

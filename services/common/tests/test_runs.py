@@ -16,6 +16,7 @@ from crosstrain_protos.v1 import run_pb2, service_pb2, training_pb2
 from crosstrain_service import convert
 from crosstrain_service.errors import CrosstrainError
 from crosstrain_service.events import EventLog, state_of
+from crosstrain_service.run_record import RunRecord
 from crosstrain_service.rundir import RunDir
 from crosstrain_service.runs import RunManager
 from crosstrain_service.servicer import MAX_WATCHERS, TrainingServicer
@@ -70,11 +71,11 @@ def test_front_does_not_write_while_a_child_has_the_lock(tmp_path):
     lock = directory.lock()
     runs.recover(lambda stored: Execution())
     record = runs.get("busy")
-    assert runs._append(record, run_pb2.RUN_STATE_CANCELLED) is False and state_of(directory.spool) == 1
+    assert record.note(run_pb2.RUN_STATE_CANCELLED) is False and state_of(directory.spool) == 1
     runs.close()
     os.close(lock)
-    assert runs._append(record, run_pb2.RUN_STATE_CANCELLED) is True
-    assert runs._append(record, run_pb2.RUN_STATE_FAILED) is True  # has ended, nothing is added
+    assert record.note(run_pb2.RUN_STATE_CANCELLED) is True
+    assert record.note(run_pb2.RUN_STATE_FAILED) is True  # has ended, nothing is added
     assert state_of(directory.spool) == run_pb2.RUN_STATE_CANCELLED and record.refresh().last_sequence == 1
 
 
@@ -84,7 +85,7 @@ def test_refused_run_does_not_come_back(tmp_path, monkeypatch):
     def full(*arguments):
         raise OSError(errno.ENOSPC, "no room")
 
-    monkeypatch.setattr(runs, "_append", full)
+    monkeypatch.setattr(RunRecord, "note", full)
     with pytest.raises(CrosstrainError) as caught:
         runs.submit(TRAIN, request("refused"), "1", Execution())
     assert caught.value.reason == "STORAGE_FULL" and os.listdir(str(tmp_path / "runs")) == []

@@ -5,9 +5,6 @@ import contextlib
 import errno
 import logging
 import os
-import signal
-import subprocess
-import sys
 import threading
 import time
 from typing import Any, Callable, Deque, Dict, Iterator, List, NamedTuple, Optional
@@ -17,11 +14,12 @@ from crosstrain_protos.v1 import run_pb2
 from .checkpoint import CheckpointStore
 from .child import EXIT_ALREADY_RUNNING, EXIT_RANK_LOST, EXIT_STORAGE_FULL
 from .describe import Environment
-from .errors import CrosstrainError, without_paths
-from .events import ENDED, EventLog
-from .parallel.plan import devices_of, follows, needs_launcher
-from .rundir import RunDir, StoredRequest, body_of, start_time
-from .spool import SpoolReader, SpoolWriter
+from .errors import CrosstrainError
+from .events import ENDED
+from .parallel.plan import devices_of, follows
+from .run_process import RunProcesses, death
+from .run_record import Observer, RunRecord
+from .rundir import RunDir, StoredRequest, body_of
 from .training import Execution
 
 _LOG = logging.getLogger("crosstrain.service")
@@ -29,8 +27,6 @@ _LOG = logging.getLogger("crosstrain.service")
 MAX_WAITING = 1000
 #: Attempts in a row that may end without a new checkpoint before the run fails.
 MAX_FRUITLESS_ATTEMPTS = 3
-#: Time a child gets to end by itself before it is killed, seconds.
-TERMINATE_SECONDS = 1.0
 _POLL_SECONDS = 0.05
 #: A run that is asked for a checkpoint is asked again after this time, seconds.
 _ASK_SECONDS = 1.0
@@ -38,10 +34,6 @@ _ASK_SECONDS = 1.0
 _ANSWER_SECONDS = 0.03
 #: Time between attempts to note the end of a run on a full disk, seconds.
 _RETRY_SECONDS = 0.5
-
-
-#: Takes each event of a run once, in order.
-Observer = Callable[["RunRecord", run_pb2.RunEvent], None]
 
 
 class Status(NamedTuple):
@@ -52,69 +44,6 @@ class Status(NamedTuple):
     spool_bytes: int
 
 
-class RunRecord:
-    """A run as the front knows it, kept up to date from its spool."""
-
-    def __init__(self, directory: RunDir, stored: StoredRequest) -> None:
-        self.directory = directory
-        #: Told of new events; what was read before it is set is history.
-        self.observer: Optional[Observer] = None
-        self.stored = stored
-        self.run = run_pb2.Run(
-            run_id=stored.request.run_id, kind=stored.kind, engine=stored.request.engine,
-            engine_version=stored.version, state=run_pb2.RUN_STATE_QUEUED)
-        self.run.create_time.FromNanoseconds(int(stored.created * 1e9))
-        self._reader = SpoolReader(directory.spool)
-        self._lock = threading.Lock()
-
-    def refresh(self) -> run_pb2.Run:
-        """Reads new events and returns the run as it stands (a copy)."""
-        with self._lock:
-            while True:
-                records = self._reader.read()
-                for sequence, payload in records:
-                    event = run_pb2.RunEvent.FromString(payload)
-                    self._apply(sequence, event)
-                    self._observe(event)
-                if not records:
-                    break
-            copy = run_pb2.Run()
-            copy.CopyFrom(self.run)
-            return copy
-
-    @property
-    def ended(self) -> bool:
-        """Whether the run has ended."""
-        return self.refresh().state in ENDED
-
-    @property
-    def spool_bytes(self) -> int:
-        """Size of the spool as far as it was read."""
-        return self._reader.offset
-
-    def _observe(self, event: run_pb2.RunEvent) -> None:
-        if self.observer is None:
-            return
-        try:
-            self.observer(self, event)
-        except Exception:  # what only watches must not keep a run from ending
-            _LOG.exception("a defect while counting an event of run %s", self.run.run_id)
-
-    def _apply(self, sequence: int, event: run_pb2.RunEvent) -> None:
-        run = self.run
-        run.last_sequence = sequence
-        run.attempt = max(run.attempt, event.attempt)
-        kind = event.WhichOneof("event")
-        if kind == "attempt_started" and not run.HasField("start_time"):
-            run.start_time.CopyFrom(event.time)
-        elif kind == "state_changed":
-            run.state = event.state_changed.state
-            if run.state in ENDED:
-                run.end_time.CopyFrom(event.time)
-                if event.state_changed.HasField("error"):
-                    run.error.CopyFrom(event.state_changed.error)
-
-
 class RunManager:
     """Accepts, queues, executes, adopts and cancels runs."""
 
@@ -123,8 +52,7 @@ class RunManager:
         self._observer = observer
         self._root = os.path.join(state_dir, "runs")
         self._package = package
-        self._artifacts = artifacts_dir
-        self._environment = environment
+        self._processes = RunProcesses(package, artifacts_dir, environment, lambda: self._closed)
         self._records: Dict[str, RunRecord] = collections.OrderedDict()
         self._queues: Dict[str, Deque[RunRecord]] = {}
         self._executions: Dict[str, Execution] = {}
@@ -185,7 +113,7 @@ class RunManager:
                 assert stored is not None
                 record = RunRecord(directory, stored)
                 record.observer = self._observer
-                self._append(record, run_pb2.RUN_STATE_QUEUED)
+                record.note(run_pb2.RUN_STATE_QUEUED)
             except OSError as error:
                 directory.discard()  # what was refused must not come back with the next front
                 if error.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -228,7 +156,7 @@ class RunManager:
         with self._lock:
             for queue in self._queues.values():
                 if record in queue and record is not queue[0]:  # the first one is being executed
-                    if self._append(record, run_pb2.RUN_STATE_CANCELLED):
+                    if record.note(run_pb2.RUN_STATE_CANCELLED):
                         queue.remove(record)
                         record.directory.clean()
         deadline = time.time() + 10
@@ -322,17 +250,17 @@ class RunManager:
         while not self._closed:
             before = checkpoints.newest_step()
             if record.directory.alive():
-                status = self._adopt(record)
+                status = self._processes.adopt(record)
             elif record.directory.cancel_requested():
                 status = None
             else:
-                status = self._start(record)
+                status = self._processes.start(record, self._executions[record.run.run_id])
             if self._closed:
                 return
             if record.ended:
                 return
             if record.directory.cancel_requested():
-                if self._append(record, run_pb2.RUN_STATE_CANCELLED):
+                if record.note(run_pb2.RUN_STATE_CANCELLED):
                     return
                 continue
             if status == EXIT_STORAGE_FULL:
@@ -344,66 +272,8 @@ class RunManager:
                 continue  # its leader has the checkpoints, and says when it has had enough
             fruitless = 0 if checkpoints.newest_step() > before else fruitless + 1
             if fruitless >= MAX_FRUITLESS_ATTEMPTS:
-                self._fail(record, self._death(record, status))
+                self._fail(record, death(record, status, MAX_FRUITLESS_ATTEMPTS))
                 return
-
-    def _start(self, record: RunRecord) -> Optional[int]:
-        """Starts a child and waits for its end; returns its exit status."""
-        directory, run_id = record.directory, record.run.run_id
-        execution = self._executions[run_id]
-        environment = dict(os.environ)
-        environment["PYTHONHASHSEED"] = "0"
-        module = "crosstrain_service.child"
-        if needs_launcher(self._package, record.stored, execution):
-            module = "crosstrain_service.parallel.launch"  # which sets the environment of every rank
-        else:
-            environment.update(self._environment(record.run.engine, execution, directory.work))
-        command = [
-            sys.executable, "-m", module, "--run-dir", directory.path,
-            "--artifacts", self._artifacts, "--package", self._package, "--attempt", str(record.refresh().attempt + 1),
-            "--affinity", ",".join(map(str, execution.cpu_affinity)),
-        ]
-        with open(directory.log, "ab") as log:
-            # A session of its own: signals meant for the front do not reach the child, and all of
-            # the child's processes can be ended together.
-            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                                       env=environment, start_new_session=True, close_fds=True)
-        while not self._closed:
-            if _exited(process.pid):
-                # A process of its own that outlives it would keep its lock, and the run would never go on.
-                _signal(process.pid, signal.SIGKILL)
-                return process.wait()
-            if directory.cancel_requested():
-                _end_group(process.pid, lambda: not _exited(process.pid))
-            time.sleep(_POLL_SECONDS)
-        return None
-
-    def _adopt(self, record: RunRecord) -> Optional[int]:
-        """Waits for the end of a child that another front started."""
-        directory = record.directory
-        while directory.alive() and not self._closed:
-            child = directory.child()
-            started = start_time(child["pid"]) if child is not None else -1
-            if child is not None and started == 0:
-                # It is gone, and only a process of its own keeps its lock.
-                _signal(child["pid"], signal.SIGKILL)
-            elif child is not None and started == child["started"] and directory.cancel_requested():
-                _end_group(child["pid"], directory.alive)
-            time.sleep(_POLL_SECONDS)
-        return None
-
-    def _death(self, record: RunRecord, status: Optional[int]) -> CrosstrainError:
-        how = "without a result"
-        if status is not None and status < 0:
-            try:
-                how = "by signal %s" % signal.Signals(-status).name
-            except ValueError:
-                how = "by signal %d" % -status
-        elif status not in (None, EXIT_ALREADY_RUNNING):
-            how = "with exit status %d" % status
-        output = record.directory.last_output()
-        return CrosstrainError("CHILD_DIED", "the process of the run ended %s in %d attempts in a row%s" % (
-            how, MAX_FRUITLESS_ATTEMPTS, "; its last output: " + without_paths(output) if output else ""))
 
     def _fail(self, record: RunRecord, error: CrosstrainError) -> None:
         """Ends a run with an error; on a full disk as soon as there is room, and not while a child lives."""
@@ -411,60 +281,8 @@ class RunManager:
             try:
                 if error.reason == "STORAGE_FULL":
                     record.directory.free_reserve()
-                if self._append(record, run_pb2.RUN_STATE_FAILED, error):
+                if record.note(run_pb2.RUN_STATE_FAILED, error):
                     return
             except OSError:
                 _LOG.exception("the end of run %s cannot be noted yet", record.run.run_id)
             time.sleep(_RETRY_SECONDS)
-
-    def _append(self, record: RunRecord, state: int, error: Optional[CrosstrainError] = None) -> bool:
-        """Appends a change of state unless the run has ended; returns False if a child lives, since a spool
-        has one writer. A child that starts meanwhile finds the lock taken and leaves."""
-        handle = record.directory.lock()
-        if handle is None:
-            return False
-        try:
-            if not record.ended:
-                self._append_locked(record, state, error)
-            return True
-        finally:
-            os.close(handle)
-
-    def _append_locked(self, record: RunRecord, state: int, error: Optional[CrosstrainError]) -> None:
-        writer = SpoolWriter(record.directory.spool)
-        try:
-            events = EventLog(writer, record.run.run_id, record.refresh().attempt)
-            try:
-                events.state(state, error)
-            except OSError:
-                record.directory.free_reserve()
-                events.state(state, error)
-        finally:
-            writer.close()
-
-
-def _end_group(pid: int, alive: Callable[[], bool]) -> None:
-    """Ends a process and all of its session: first politely, then not."""
-    deadline = time.time() + TERMINATE_SECONDS
-    _signal(pid, signal.SIGTERM)
-    while alive() and time.time() < deadline:
-        time.sleep(_POLL_SECONDS)
-    _signal(pid, signal.SIGKILL)
-    deadline = time.time() + TERMINATE_SECONDS
-    while alive() and time.time() < deadline:
-        time.sleep(_POLL_SECONDS)
-
-
-def _exited(pid: int) -> bool:
-    """Whether a child of this process has ended; it is not reaped, so that its id stays its own."""
-    try:
-        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-    except ChildProcessError:  # reaped already, as where SIGCHLD is ignored
-        return True
-
-
-def _signal(pid: int, number: int) -> None:
-    try:
-        os.killpg(pid, number)
-    except (ProcessLookupError, PermissionError):
-        pass

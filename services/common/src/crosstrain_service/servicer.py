@@ -16,8 +16,9 @@ from .errors import CrosstrainError, invalid_field
 from .events import ENDED
 from .model import Model
 from .probe import GROUPS, recorded_digests
+from .run_record import RunRecord
 from .rundir import StoredRequest
-from .runs import RunManager, RunRecord
+from .runs import RunManager
 from .spool import SpoolReader
 from .status import abort
 from .training import Execution, Training

@@ -1,0 +1,123 @@
+"""The processes of runs: a child for each attempt, in a session of its own, or one that an earlier front started."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from typing import Callable, Optional
+
+from .child import EXIT_ALREADY_RUNNING
+from .describe import Environment
+from .errors import CrosstrainError, without_paths
+from .parallel.plan import needs_launcher
+from .run_record import RunRecord
+from .rundir import start_time
+from .training import Execution
+
+#: Time a child gets to end by itself before it is killed, seconds.
+TERMINATE_SECONDS = 1.0
+_POLL_SECONDS = 0.05
+
+
+class RunProcesses:
+    """Starts children and waits for their end; a run that is to be cancelled is ended.
+
+    Args:
+        package: of the engines.
+        artifacts: folder of the service's artifacts.
+        environment: gives what an engine's process needs in its environment.
+        closed: whether the front ends; children go on.
+    """
+
+    def __init__(self, package: str, artifacts: str, environment: Environment, closed: Callable[[], bool]) -> None:
+        self._package = package
+        self._artifacts = artifacts
+        self._environment = environment
+        self._closed = closed
+
+    def start(self, record: RunRecord, execution: Execution) -> Optional[int]:
+        """Starts a child and waits for its end; returns its exit status."""
+        directory = record.directory
+        environment = dict(os.environ)
+        environment["PYTHONHASHSEED"] = "0"
+        module = "crosstrain_service.child"
+        if needs_launcher(self._package, record.stored, execution):
+            module = "crosstrain_service.parallel.launch"  # which sets the environment of every rank
+        else:
+            environment.update(self._environment(record.run.engine, execution, directory.work))
+        command = [
+            sys.executable, "-m", module, "--run-dir", directory.path,
+            "--artifacts", self._artifacts, "--package", self._package, "--attempt", str(record.refresh().attempt + 1),
+            "--affinity", ",".join(map(str, execution.cpu_affinity)),
+        ]
+        with open(directory.log, "ab") as log:
+            # A session of its own: signals meant for the front do not reach the child, and all of
+            # the child's processes can be ended together.
+            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                                       env=environment, start_new_session=True, close_fds=True)
+        while not self._closed():
+            if _exited(process.pid):
+                # A process of its own that outlives it would keep its lock, and the run would never go on.
+                _signal(process.pid, signal.SIGKILL)
+                return process.wait()
+            if directory.cancel_requested():
+                _end_group(process.pid, lambda: not _exited(process.pid))
+            time.sleep(_POLL_SECONDS)
+        return None
+
+    def adopt(self, record: RunRecord) -> Optional[int]:
+        """Waits for the end of a child that another front started."""
+        directory = record.directory
+        while directory.alive() and not self._closed():
+            child = directory.child()
+            started = start_time(child["pid"]) if child is not None else -1
+            if child is not None and started == 0:
+                # It is gone, and only a process of its own keeps its lock.
+                _signal(child["pid"], signal.SIGKILL)
+            elif child is not None and started == child["started"] and directory.cancel_requested():
+                _end_group(child["pid"], directory.alive)
+            time.sleep(_POLL_SECONDS)
+        return None
+
+
+def death(record: RunRecord, status: Optional[int], attempts: int) -> CrosstrainError:
+    """The error of a run whose process ended without a result in so many attempts in a row."""
+    how = "without a result"
+    if status is not None and status < 0:
+        try:
+            how = "by signal %s" % signal.Signals(-status).name
+        except ValueError:
+            how = "by signal %d" % -status
+    elif status not in (None, EXIT_ALREADY_RUNNING):
+        how = "with exit status %d" % status
+    output = record.directory.last_output()
+    return CrosstrainError("CHILD_DIED", "the process of the run ended %s in %d attempts in a row%s" % (
+        how, attempts, "; its last output: " + without_paths(output) if output else ""))
+
+
+def _end_group(pid: int, alive: Callable[[], bool]) -> None:
+    """Ends a process and all of its session: first politely, then not."""
+    deadline = time.time() + TERMINATE_SECONDS
+    _signal(pid, signal.SIGTERM)
+    while alive() and time.time() < deadline:
+        time.sleep(_POLL_SECONDS)
+    _signal(pid, signal.SIGKILL)
+    deadline = time.time() + TERMINATE_SECONDS
+    while alive() and time.time() < deadline:
+        time.sleep(_POLL_SECONDS)
+
+
+def _exited(pid: int) -> bool:
+    """Whether a child of this process has ended; it is not reaped, so that its id stays its own."""
+    try:
+        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    except ChildProcessError:  # reaped already, as where SIGCHLD is ignored
+        return True
+
+
+def _signal(pid: int, number: int) -> None:
+    try:
+        os.killpg(pid, number)
+    except (ProcessLookupError, PermissionError):
+        pass
