@@ -159,7 +159,7 @@ class Launch:
             found = greet_all(door, len(group.ranks), SHRINK_PATIENCE_SECONDS if shrinks else None)
         finally:
             door.close()
-        self._links = {member: greeting.link for member, greeting in found.items()}
+        self._links = {member: guest.link for member, guest in found.items()}
         parallel = self._parallel
         missing = [count for member, count in enumerate(group.ranks) if member and member not in found]
         if missing:
@@ -169,17 +169,17 @@ class Launch:
                                       % (len(found) + 1, len(group.ranks)))
             parallel = smaller
         mine = processes_of(self._package, self._engine, self._execution, group.ranks[0])
-        members = [Greeting(None, Greeting.message(  # type: ignore[arg-type]
-            0, group.host, free_ports(mine, group.host), mine))]
-        members += [found[member] for member in sorted(found)]
+        guests = [found[member] for member in sorted(found)]
+        members = [Greeting(0, group.host, free_ports(mine, group.host), mine)]
+        members += [guest.greeting for guest in guests]
         plan = group_plan([item.processes for item in members], [item.host for item in members],
                           [item.ports for item in members], parallel, group.secret)
         (port,) = free_ports(1, LOOPBACK)
         self._relay = relay = Exit(group.host, group.secret, port)
-        for place, item in enumerate(members[1:], 1):
-            item.link.send({"plan": [dataclasses.asdict(rank) for rank in plan.ranks], "place": place,
-                            "parallel": dataclasses.asdict(parallel), "relay": relay.port})
-        self._links = {place: item.link for place, item in enumerate(members[1:], 1)}
+        for place, guest in enumerate(guests, 1):
+            guest.link.send({"plan": [dataclasses.asdict(rank) for rank in plan.ranks], "place": place,
+                             "parallel": dataclasses.asdict(parallel), "relay": relay.port})
+        self._links = {place: guest.link for place, guest in enumerate(guests, 1)}
         return plan.at(self._folder, (LOOPBACK, port))
 
     @staticmethod
@@ -297,7 +297,7 @@ class Launch:
                                   % FIND_LEADER_SECONDS)
         link = self._links[0] = Link(connection)
         processes = processes_of(self._package, self._engine, self._execution, group.ranks[group.member])
-        link.send(Greeting.message(group.member, group.host, free_ports(processes, group.host), processes))
+        link.send(Greeting(group.member, group.host, free_ports(processes, group.host), processes).message())
         plan = self._await_plan(link, group)
         if plan is None:
             return EXIT_RANK_LOST

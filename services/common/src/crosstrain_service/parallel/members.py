@@ -9,7 +9,7 @@ import json
 import threading
 import time
 from multiprocessing.connection import Connection
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List, NamedTuple, Optional
 
 from ..errors import CrosstrainError
 from .greeting import Door
@@ -88,28 +88,38 @@ class Link:
             pass
 
 
-class Greeting:
+class Greeting(NamedTuple):
     """What a member brings."""
 
-    def __init__(self, link: Link, message: Dict[str, Any]) -> None:
-        self.link = link
-        self.member = int(message["member"])
-        self.host = str(message["host"])
-        self.ports = [int(port) for port in message["ports"]]
-        self.processes = int(message["processes"])
+    member: int
+    host: str
+    ports: List[int]
+    processes: int
 
-    @staticmethod
-    def message(member: int, host: str, ports: List[int], processes: int) -> Dict[str, Any]:
+    def message(self) -> Dict[str, Any]:
         """The message that says so."""
-        return {"member": member, "host": host, "ports": ports, "processes": processes}
+        return dict(self._asdict())
+
+    @classmethod
+    def of(cls, message: Dict[str, Any]) -> "Greeting":
+        """What a message says; raises ``KeyError``, ``TypeError`` or ``ValueError`` if it is no greeting."""
+        ports = [int(port) for port in message["ports"]]
+        return cls(int(message["member"]), str(message["host"]), ports, int(message["processes"]))
 
 
-def greet_all(door: Door, members: int, patience: Optional[float] = None) -> Dict[int, Greeting]:
+class Guest(NamedTuple):
+    """A member that has greeted the leader."""
+
+    greeting: Greeting
+    link: Link
+
+
+def greet_all(door: Door, members: int, patience: Optional[float] = None) -> Dict[int, Guest]:
     """Waits for all other members; at most ``patience`` seconds after the first step, then without the missing."""
-    found: Dict[int, Greeting] = {}
+    found: Dict[int, Guest] = {}
     deadline = None if patience is None else time.monotonic() + patience
     while len(found) < members - 1 and (deadline is None or time.monotonic() < deadline):
-        for member in [member for member, greeting in found.items() if greeting.link.lost]:
+        for member in [member for member, guest in found.items() if guest.link.lost]:
             found.pop(member).link.close()
         connection = door.accept(0.5)
         if connection is None:
@@ -117,7 +127,7 @@ def greet_all(door: Door, members: int, patience: Optional[float] = None) -> Dic
         link = Link(connection)
         message = link.await_message(LOST_SECONDS)
         try:
-            greeting = Greeting(link, message or {})
+            greeting = Greeting.of(message or {})
         except (KeyError, TypeError, ValueError):
             link.close()
             continue
@@ -126,7 +136,7 @@ def greet_all(door: Door, members: int, patience: Optional[float] = None) -> Dic
             continue
         if greeting.member in found:
             found.pop(greeting.member).link.close()
-        found[greeting.member] = greeting
+        found[greeting.member] = Guest(greeting, link)
     return found
 
 
