@@ -9,7 +9,7 @@ import importlib
 import os
 import subprocess
 import sys
-from typing import Any, Dict, List, NamedTuple, Sequence
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Sequence
 
 import numpy as np
 
@@ -131,6 +131,89 @@ def results(folder: str, name: str, size: int) -> List[Dict[str, np.ndarray]]:
         with np.load(os.path.join(folder, "%s-%d-%d.npz" % (name, size, rank)), allow_pickle=False) as file:
             found.append({key: file[key] for key in file.files})
     return found
+
+
+def deviation(found: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarray],
+              groups: Sequence[str] = ("parameter", "optimizer")) -> float:
+    """Largest difference of any tensor of some groups, relative to its largest value (or to 0.001)."""
+    worst = 0.0
+    for name, value in expected.items():
+        if name.split("/")[0] in groups:
+            scale = max(float(np.abs(value).max()), 1e-3)
+            worst = max(worst, float(np.abs(found[name] - value).max()) / scale)
+    return worst
+
+
+class Findings:
+    """What cases give on several ranks, executed at once, and on one, executed when asked for.
+
+    Args:
+        cases: the module that is executed, with ``CASES``.
+        names: those of the cases by number of ranks.
+        folder: where ranks write.
+        kind: the class of an engine by its name.
+    """
+
+    def __init__(self, cases: Any, names: Mapping[int, Sequence[str]], folder: str, kind: Callable[[str], Any],
+                 timeout: float = 300.0) -> None:
+        for size, chosen in sorted(names.items()):
+            run(cases.__name__, chosen, size, folder, timeout)
+        self._cases = cases.CASES  # type: Dict[str, Case]
+        self._folder = folder
+        self._kind = kind
+        self._alone = {}  # type: Dict[str, Dict[str, np.ndarray]]
+
+    def several(self, name: str, size: int) -> List[Dict[str, np.ndarray]]:
+        """What each rank found."""
+        return results(self._folder, name, size)
+
+    def alone(self, name: str) -> Dict[str, np.ndarray]:
+        """What one rank finds."""
+        if name not in self._alone:
+            case = self._cases[name]
+            self._alone[name] = work(self._kind(case.engine), case, Ranks())
+        return self._alone[name]
+
+    def assert_like_one(self, name: str, size: int, tolerance: float, loss_tolerance: float,
+                        more_sent: bool = False) -> None:
+        """All ranks end alike, as one does; their losses add up; sent are all gradients in every step.
+
+        ``more_sent``: whether ranks have to exchange more than gradients.
+        """
+        ranks, one = self.several(name, size), self.alone(name)
+        for other in ranks[1:]:
+            for key, value in ranks[0].items():
+                if key.split("/")[0] in ("parameter", "optimizer"):
+                    assert other[key].tobytes() == value.tobytes(), key
+        worst = deviation(ranks[0], one)
+        assert worst < tolerance, worst
+        total = sum(value.nbytes for key, value in ranks[0].items() if key.startswith("parameter/"))
+        for found in ranks:
+            more = found["reduced_bytes"] - total * len(found["losses"])
+            assert (more > 0) if more_sent else (more == 0), more
+            assert found["sync_seconds"] > 0, "no waiting time was reported"
+        parts = [[share(batch, size, rank).part for rank in range(size)] for batch in self._cases[name].batches]
+        losses = np.array([found["losses"] for found in ranks]).T
+        worst = float(np.abs((losses * np.array(parts)).sum(axis=1) - one["losses"]).max())
+        assert worst < loss_tolerance, worst
+
+    def deviation_of_fault(self, name: str, size: int, fault: str) -> float:
+        """How far parameters are from those of one rank after a fault of :data:`FAULTS`."""
+        found = self.several(name, size)[0]
+        names = self._cases[name].parameters
+        faulty = {"parameter/" + key: found["fault/%s/%s" % (fault, key)] for key in names}
+        return deviation(faulty, self.alone(name), ("parameter",))
+
+    def assert_probe_like_one(self, name: str, size: int, gradient_tolerance: float, tolerance: float) -> None:
+        """Recorded gradients add up to those of one rank, and recorded rows are its rows."""
+        ranks, one = self.several(name, size), self.alone(name)
+        for key, value in one.items():
+            group = key.split("/")[0]
+            if group == "gradients":
+                assert np.abs(sum(found[key] for found in ranks) - value).max() < gradient_tolerance, key
+            elif group in ("outputs", "output_gradients"):
+                rows = np.concatenate([found[key] for found in ranks])
+                assert rows.shape == value.shape and np.abs(rows - value).max() < tolerance, key
 
 
 def main() -> int:
