@@ -10,15 +10,11 @@ from crosstrain_reference import Forward, Network, cross_entropy_gradient, decis
 from crosstrain_reference.engine import ReferenceEngine, _layer
 from crosstrain_service.engine import Batch
 from crosstrain_service.probe import SingleStep
-from crosstrain_service.streams import EpochOrders
-from crosstrain_service.testing import cnn2
+from crosstrain_service.testing import DIGITS_LOSSES, cnn2, digits_batches
 from crosstrain_service.training import Execution, Rule, Training
 from crosstrain_service.weights import initial_parameters
 
-LOSSES = [
-    2.298471045841, 2.282676527561, 2.259146261557, 2.227036756546, 2.220651500448,
-    2.230145733738, 2.224316819106, 2.104331521549, 2.036768722234, 1.978830424007,
-]  # fmt: skip
+LOSSES = DIGITS_LOSSES[:10]
 STEPS = len(LOSSES)
 SETTINGS = Training(1, 64, 0, Rule("sgd", momentum=0.9, nesterov=False), np.full(STEPS, 0.05))
 UNIT = 2.0 ** -24
@@ -93,18 +89,14 @@ class Step(NamedTuple):
 
 
 def run(digits):
-    images, labels = digits
     model = cnn2()
-    order = EpochOrders(len(images), 0).order(0)
     initial = initial_parameters(model, 0)
     exact, same = (ReferenceEngine(model, SETTINGS, Execution(precision="float64")) for _ in range(2))
     free, locked = (CaffeEngine(model, SETTINGS, Execution()) for _ in range(2))
     exact.load_parameters(wide(initial))
     free.load_parameters(initial)
     network = Network([_layer(layer) for layer in model.layers])
-    for number in range(STEPS):
-        rows = order[64 * number:64 * number + 64]
-        batch = Batch(number, images[rows], labels[rows], 0.05)
+    for number, batch in enumerate(digits_batches(digits, STEPS)):
         x = batch.x.astype(np.float64)
         rounded = {name: value.astype(np.float32) for name, value in exact.parameters().items()}
         params = wide(rounded)

@@ -4,36 +4,11 @@ import numpy as np
 import pytest
 
 from crosstrain_service import probe, testing, weights
-from crosstrain_service.engine import Batch
 from support import NAMES, build, train, training
 
-#: Mean cross-entropy before the update of each step, float64: batches of 64 in the order of RandomState(0),
-# SGD with
-#: learning rate 0.05 and momentum 0.9, data / 255 in float32.
-LOSSES = [
-    2.298471045841,
-    2.282676527561,
-    2.259146261557,
-    2.227036756546,
-    2.220651500448,
-    2.230145733738,
-    2.224316819106,
-    2.104331521549,
-    2.036768722234,
-    1.978830424007,
-    1.868746006306,
-    1.647551688171,
-    1.706679956918,
-    1.160843284174,
-    1.26266933304,
-]
 
-
-def _batches(digits, count, dtype):
-    x, labels = digits
-    order = np.random.RandomState(0).permutation(len(x))
-    rows = [order[64 * step : 64 * step + 64] for step in range(count)]
-    return [Batch(step, x[row].astype(dtype), labels[row], 0.05) for step, row in enumerate(rows)]
+def _batches(digits, count, precision):
+    return [testing.cast(batch, precision) for batch in testing.digits_batches(digits, count)]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -41,8 +16,8 @@ def test_losses(name, digits):
     """Within 1e-6 over ten steps, as long as no window of a pooling picks another element for rounding."""
     engine = build(name, testing.cnn2(), training(steps=15), precision="float32")
     losses = train(engine, _batches(digits, 15, np.float32))
-    np.testing.assert_allclose(losses[:10], LOSSES[:10], rtol=0, atol=1e-6)
-    np.testing.assert_allclose(losses, LOSSES, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(losses[:10], testing.DIGITS_LOSSES[:10], rtol=0, atol=1e-6)
+    np.testing.assert_allclose(losses, testing.DIGITS_LOSSES, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", NAMES)

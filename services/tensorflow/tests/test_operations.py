@@ -26,36 +26,36 @@ def pool(name, kind, kernel, stride, begin, end, round_mode="floor", include=Fal
 
 # Every value inside the networks is compared, so that several layers can share one.
 CHAINS = {
-    "convolutions": oracle.chain(
+    "convolutions": oracle.single(
         Convolution("strided", 4, (3, 2), (2, 1), (0, 1), (1, 0)), Relu("relu1"),
         Convolution("symmetric", 3, (3, 3), (2, 2), (1, 1), (1, 1)), Relu("relu2"),
         Convolution("wide", 4, (2, 2), (1, 2), (3, 2), (3, 2), bias=False), input_shape=(2, 9, 8)),
-    "max pools, ties": oracle.chain(
+    "max pools, ties": oracle.single(
         pool("whole", "max", (2, 2), (2, 2), (0, 0), (0, 0)), input_shape=(2, 9, 8)),
-    "max pools, padded": oracle.chain(
+    "max pools, padded": oracle.single(
         Relu("relu"), pool("padded", "max", (3, 3), (2, 2), (1, 1), (1, 1)),
         pool("asymmetric", "max", (3, 2), (1, 1), (0, 1), (2, 0)), input_shape=(2, 9, 8)),
-    "max pools, ceil": oracle.chain(
+    "max pools, ceil": oracle.single(
         Relu("relu"), pool("overlapping", "max", (3, 3), (2, 2), (0, 0), (0, 0), "ceil"),
         pool("asymmetric", "max", (3, 3), (2, 3), (0, 2), (2, 1), "ceil"), input_shape=(2, 12, 10)),
-    "max pools, padding beyond half, strides beyond the kernel": oracle.chain(
+    "max pools, padding beyond half, strides beyond the kernel": oracle.single(
         Relu("relu"), pool("beyond", "max", (3, 3), (1, 2), (2, 2), (2, 2)),
         pool("jumping", "max", (2, 2), (3, 5), (0, 0), (0, 1), "ceil"), input_shape=(2, 9, 8)),
-    "average pools, padding counted": oracle.chain(
+    "average pools, padding counted": oracle.single(
         pool("plain", "average", (2, 2), (1, 1), (0, 0), (0, 0)),
         pool("padded", "average", (3, 3), (2, 2), (1, 1), (1, 1), "ceil", True),
         pool("asymmetric", "average", (3, 2), (2, 2), (0, 1), (1, 0), "floor", True), input_shape=(2, 12, 9)),
-    "average pools, padding not counted": oracle.chain(
+    "average pools, padding not counted": oracle.single(
         pool("ceil", "average", (2, 3), (2, 2), (0, 0), (0, 0), "ceil"),
         pool("padded", "average", (3, 3), (1, 1), (1, 1), (1, 1), "floor", False),
         pool("asymmetric", "average", (3, 3), (2, 3), (0, 2), (2, 1), "ceil", False), input_shape=(2, 12, 9)),
-    "norms": oracle.chain(
+    "norms": oracle.single(
         BatchNorm("norm", 1e-5), Relu("relu"), LocalResponseNorm("narrow", 3, 0.2, 0.75, 2.0),
         LocalResponseNorm("wide", 7, 0.2, 0.5, 1.0), input_shape=(2, 5, 4)),
-    "norms within channels": oracle.chain(
+    "norms within channels": oracle.single(
         LocalResponseNorm("narrow", 3, 0.2, 0.75, 2.0, "within_channel"), Relu("relu"),
         LocalResponseNorm("wide", 11, 0.2, 0.5, 1.0, "within_channel"), input_shape=(2, 5, 4)),
-    "pads and masks": oracle.chain(
+    "pads and masks": oracle.single(
         Pad("pad", (0, 2), (1, 0)), Dropout("drop1", 0.3), Convolution("inner", 2, (2, 3), (1, 1), (0, 0), (0, 0)),
         Flatten("early"), Dropout("drop2", 0.4), Dense("dense", 5, bias=False), BatchNorm("norm", 1e-3),
         Dropout("none", 0.0), Dense("logits", 4), input_shape=(2, 5, 4), dense=False),
@@ -65,7 +65,7 @@ CHAINS = {
     "no dense layer": Model("convolutional", (2, 3, 4), 6, (
         Convolution("conv", 3, (2, 3), (1, 1), (0, 0), (0, 0)), Relu("relu"), pool(
             "pool", "average", (2, 1), (1, 1), (0, 0), (0, 0)), Flatten("flatten"))).validate(),
-    "rows": oracle.chain(
+    "rows": oracle.single(
         Convolution("conv", 4, (3,), (2,), (0,), (1,)), Relu("relu"), BatchNorm("norm", 1e-3),
         pool("max", "max", (3,), (2,), (1,), (0,), "ceil"), LocalResponseNorm("lrn", 3, 0.2, 0.75, 2.0),
         LocalResponseNorm("within", 3, 0.2, 0.75, 2.0, "within_channel"), Pad("pad", (2,), (1,)),

@@ -13,7 +13,7 @@ from crosstrain_service.training import Parallel, WeightDecay
 
 SMALL = cnn2((1, 8, 8), 3, (2, 3), 4)
 DROPPED = cnn2((1, 8, 8), 3, (2, 3), 4, dropout=0.5)
-NORMED = oracle.chain(plain.BatchNorm("norm", 1e-3), plain.Relu("relu"), plain.Convolution(
+NORMED = oracle.single(plain.BatchNorm("norm", 1e-3), plain.Relu("relu"), plain.Convolution(
     "second", 4, (3, 3), (1, 1), (1, 1), (1, 1)), plain.BatchNorm("again", 1e-3), input_shape=(2, 5, 5))
 EVERYTHING = {"weight_decay": WeightDecay(0.01), "clip_norm": 0.5}
 
@@ -79,7 +79,7 @@ def test_rules_with_clipping_and_decay(kind, rule):
 
 
 def test_native_ranks_draw_dropout_differently(kind):
-    model = oracle.chain(plain.Dropout("drop", 0.5), input_shape=(1, 6, 6))
+    model = oracle.single(plain.Dropout("drop", 0.5), input_shape=(1, 6, 6))
     engine = build(kind, model, oracle.training(oracle.RULES["sgd"]), 3, "float32", semantics="native")
     batch = make_batches(model, 1, 6, sparse=False)[0]
     same = Batch(0, np.repeat(batch.x[:1], 6, 0), np.repeat(batch.labels[:1], 6), 0.05)

@@ -22,7 +22,7 @@ from crosstrain_service.model import (
     Pool,
     Relu,
 )
-from crosstrain_service.testing import ListLoop, cnn2, make_batches
+from crosstrain_service.testing import DIGITS_LOSSES, ListLoop, cnn2, digits_batches, make_batches
 from crosstrain_service.training import Execution, Rule, WeightDecay
 from crosstrain_torch import ENGINES, environment
 from crosstrain_torch.engine import TorchEngine
@@ -120,16 +120,7 @@ def test_execution_settings_reach_pytorch():
 
 def test_reference_job(digits):
     """The published losses of cnn2 on digits, and the parameters after step 0."""
-    losses = [
-        2.298471045841, 2.282676527561, 2.259146261557, 2.227036756546, 2.220651500448,
-        2.230145733738, 2.224316819106, 2.104331521549, 2.036768722234, 1.978830424007,
-    ]  # fmt: skip
-    from crosstrain_service.engine import Batch
-    from crosstrain_service.streams import EpochOrders, batch_rows
-
-    images, labels = digits
-    rows = batch_rows(EpochOrders(5000, 0).order(0), 64)[:10]
-    batches = [Batch(step, images[chosen], labels[chosen], 0.05) for step, chosen in enumerate(rows)]
+    batches = digits_batches(digits, 10)
     model, settings = cnn2(), oracle.training(oracle.RULES["momentum"], (0.05,) * 10)
     initial = weights.initial_parameters(model, seed=0)
     built = TorchEngine(model, settings, Execution())
@@ -137,15 +128,16 @@ def test_reference_job(digits):
     loop = ListLoop(batches[:1])
     built.train(loop)
 
-    wide = {name: value.astype(np.float64) for name, value in initial.items()}
-    x = images[rows[0]].astype(np.float64)
-    result = oracle.network(model).loss_and_gradients(x, labels[rows[0]], wide)
+    exact = oracle.reference(model, settings)
+    exact.load_parameters(initial)
+    exact.train(ListLoop([oracle.cast(batches[0], np.float64)]))
+    expected = exact.parameters()
     for name, value in built.parameters().items():
-        assert np.abs(value - (wide[name] - 0.05 * result.gradients[name])).max() < 1e-6, name
+        assert np.abs(value - expected[name]).max() < 1e-6, name
 
     rest = ListLoop(batches[1:])
     built.train(rest)
-    assert np.abs(np.array(loop.losses + rest.losses) - losses).max() < 1e-6
+    assert np.abs(np.array(loop.losses + rest.losses) - DIGITS_LOSSES[:10]).max() < 1e-6
 
 
 @pytest.mark.parametrize("semantics", ["canonical", "native"])
@@ -220,9 +212,8 @@ def test_evaluation_uses_loaded_statistics():
     model, settings = everything(), oracle.training(oracle.RULES["momentum"])
     built = oracle.engine(model, settings, precision="float64")
     x = make_batches(model, 1, 6)[0].x.astype(np.float64)
-    chain, params = oracle.network(model), built.parameters()
-    ones = {"dropout1": np.ones((6, 8))}
-    expected = chain.forward(x, params, ones).statistics
+    reference = oracle.reference(model, settings)
+    expected = reference.batch_statistics(x)
     seen = built.batch_statistics(x)
     assert set(seen) == {"norm1", "norm2"}
     for name, (mean, variance) in seen.items():
@@ -232,10 +223,10 @@ def test_evaluation_uses_loaded_statistics():
     for name, (mean, variance) in seen.items():
         given.update({name + ".running_mean": mean, name + ".running_var": variance})
     built.load_statistics(given)
+    reference.load_statistics(given)
     assert_same(built.statistics(), given)
     other = make_batches(model, 1, 3, seed=9)[0].x.astype(np.float64)
-    logits = chain.forward(other, params, train=False, statistics=expected).outputs["dense2"]
-    np.testing.assert_allclose(built.predict(other), logits, rtol=1e-11)
+    np.testing.assert_allclose(built.predict(other), reference.predict(other), rtol=1e-11)
     built.train(ListLoop([oracle.cast(batch, np.float64) for batch in steps(model, 2)]))
     assert_same(built.statistics(), given)
 
