@@ -8,7 +8,7 @@ import time
 import grpc
 import numpy as np
 import pytest
-from test_ranks import SHORT, finished, parallel, ranks_of, result, steps_done
+from test_ranks import SHORT, finished, loss, parallel, ranks_of, result, steps_done
 
 from crosstrain_protos.v1 import run_pb2, service_pb2
 from support import Service, curve
@@ -41,7 +41,7 @@ def both(services, run, steps=30, engine="ranks", **settings):
     """Starts a run of three ranks on both services; returns the leader's port."""
     specs = [parallel(service.spec(steps, batch=13), 3, **settings) for service in services]
     for spec in specs:
-        spec.execution.checkpoint_every_steps = 10
+        spec.execution.checkpoint_every_steps = 5
     services[0].training.Train(request(services, 0, run, specs[0], engine=engine))
     port = next(event.group_opened.port for event in services[0].watch(run)
                 if event.WhichOneof("event") == "group_opened")
@@ -50,10 +50,10 @@ def both(services, run, steps=30, engine="ranks", **settings):
 
 
 def test_a_group_computes_what_one_rank_computes(services):
-    both(services, "group")
+    both(services, "group", steps=14)
+    services[0].train("group-alone", "ranks", parallel(services[0].spec(14, batch=13), 1))
     events = finished(services[0], "group")
-    assert sorted(curve(events)) == list(range(30)) and result(events).ranks == 3
-    services[0].train("group-alone", "ranks", parallel(services[0].spec(30, batch=13), 1))
+    assert sorted(curve(events)) == list(range(14)) and result(events).ranks == 3
     np.testing.assert_allclose(list(curve(events).values()),
                                list(curve(finished(services[0], "group-alone")).values()), rtol=1e-12)
     finished(services[1], "group-m1")
@@ -76,32 +76,27 @@ def test_strangers_do_not_hold_up_a_group(services):
         stranger.close()
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL] if SHORT else [signal.SIGKILL, signal.SIGSTOP])
-def test_a_rank_of_the_member_is_lost(services, number):
-    run = "member-%d" % number
-    both(services, run, steps=60)
-    steps_done(services[0], run, 25)
-    os.kill(ranks_of(services[1], run + "-m1")[0].pid, number)
-    begin = time.time()
-    lost = next(event.rank_lost for event in services[0].watch(run) if event.WhichOneof("event") == "rank_lost")
-    assert time.time() - begin < 10
-    assert (lost.rank, lost.member) == (2, 1)
-    events = finished(services[0], run)
-    assert sorted(curve(events)) == list(range(60))
-    finished(services[1], run + "-m1")
-
-
-def test_a_member_that_hangs_as_a_whole_is_lost(services):
-    both(services, "silent", steps=60)
-    steps_done(services[0], "silent", 25)
-    launcher = services[1].child_pid("silent-m1")
-    os.kill(launcher, signal.SIGSTOP)
-    begin = time.time()
-    lost = next(event.rank_lost for event in services[0].watch("silent") if event.WhichOneof("event") == "rank_lost")
-    assert time.time() - begin < 10 and (lost.rank, lost.member) == (-1, 1) and "nothing was heard" in lost.reason
-    os.kill(launcher, signal.SIGCONT)
-    events = finished(services[0], "silent")
-    assert sorted(curve(events)) == list(range(60))
+def test_losses_of_the_member_are_noticed_and_the_run_goes_on(services):
+    """Its rank is killed, then stopped; then its launcher is stopped, and goes on later."""
+    losses = ["SIGKILL", "launcher"] if SHORT else ["SIGKILL", "SIGSTOP", "launcher"]
+    steps = 40 + 40 * len(losses)
+    both(services, "lost", steps=steps)
+    for attempt, kind in enumerate(losses, 1):
+        steps_done(services[0], "lost", 40 * attempt - 23, attempt)
+        launcher = services[1].child_pid("lost-m1")
+        if kind == "launcher":
+            os.kill(launcher, signal.SIGSTOP)
+        else:
+            os.kill(ranks_of(services[1], "lost-m1")[0].pid, getattr(signal, kind))
+        begin = time.time()
+        found = loss(services[0], "lost", attempt)
+        assert time.time() - begin < 10
+        assert (found.rank, found.member) == ((-1, 1) if kind == "launcher" else (2, 1))
+        if kind == "launcher":
+            assert "nothing was heard" in found.reason
+            os.kill(launcher, signal.SIGCONT)
+    assert sorted(curve(finished(services[0], "lost"))) == list(range(steps))
+    finished(services[1], "lost-m1")
 
 
 def test_a_rank_of_the_member_hangs(services):

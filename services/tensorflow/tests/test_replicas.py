@@ -48,20 +48,37 @@ def distance(one, other):
     return max(np.abs(other[name] - value).max() / groups[name.split("/")[0]] for name, value in one.items())
 
 
-def deviation(kind, model, settings, ranks, precision="float64", last=1, **execution):
-    """Largest deviation of any value recorded in any step from one rank's."""
+def records_of(kind, model, settings, ranks, precision, last, recorded, **execution):
+    """What is recorded in the first and the last step (recording traces nothing and takes most of the time), the
+    parameters after the last one, and logits."""
     batches = batches_of(model, precision, last=last)
-    found = []
-    for count in (1, ranks):
-        engine = build(kind, model, settings, count, precision, **execution)
-        # The first and the last step; recording traces nothing and takes most of the time.
-        wanted = {batches[0].step, batches[-1].step}
-        records = [record for _, record in record_steps(engine, batches, wanted)]
-        records.append({"parameter/" + name: value for name, value in engine.parameters().items()})
-        engine.load_statistics({name: np.full_like(value, 0.7) for name, value in engine.statistics().items()})
-        records.append({"logits": engine.predict(batches[0].x)})
-        found.append(records)
-    return max(distance(one, other) for one, other in zip(*found))
+    engine = build(kind, model, settings, ranks, precision, **execution)
+    wanted = {batches[0].step, batches[-1].step} if recorded else ()
+    records = [record for _, record in record_steps(engine, batches, wanted)]
+    records.append({"parameter/" + name: value for name, value in engine.parameters().items()})
+    engine.load_statistics({name: np.full_like(value, 0.7) for name, value in engine.statistics().items()})
+    records.append({"logits": engine.predict(batches[0].x)})
+    return records
+
+
+#: What one rank computes, by what it was asked for: several numbers of ranks are compared with it.
+ALONE = {}
+
+
+def alone(kind, model, settings, precision="float64", last=1, recorded=True, **execution):
+    """Records of one rank, computed once."""
+    key = repr((kind.name, model, settings, precision, last, recorded, sorted(execution.items())))
+    if key not in ALONE:
+        ALONE[key] = records_of(kind, model, settings, 1, precision, last, recorded, **execution)
+    return ALONE[key]
+
+
+def deviation(kind, model, settings, ranks, precision="float64", last=1, recorded=True, **execution):
+    """Largest deviation of any value recorded in any step from one rank's."""
+    one = alone(kind, model, settings, precision, last, recorded, **execution)
+    found = records_of(kind, model, settings, ranks, precision, last, recorded, **execution)
+    assert len(found) == len(one)
+    return max(distance(first, other) for first, other in zip(one, found))
 
 
 @pytest.mark.parametrize("model, ranks", [(SMALL, 2), (NORMED, 3), (DROPPED, 4)], ids=["cnn2-2", "norm-3", "dropout-4"])
@@ -159,6 +176,8 @@ def test_faults_show(fault, monkeypatch):
     from crosstrain_tensorflow import engine, operations
 
     model = NORMED if fault == "local norm" else SMALL
+    plainly, settings = oracle.engine_class("tensorflow"), oracle.training(oracle.RULES["momentum"])
+    alone(plainly, model, settings, recorded=False)  # before the fault
     wrong = {
         "mean of means": lambda value, share: value / share.rows / 2,
         "sum": lambda value, share: value,
@@ -172,5 +191,4 @@ def test_faults_show(fault, monkeypatch):
         monkeypatch.setattr(operations, "moments_of_shares", local)
     else:
         monkeypatch.setattr(engine, "scaled", wrong[fault])
-    settings = oracle.training(oracle.RULES["momentum"])
-    assert deviation(oracle.engine_class("tensorflow"), model, settings, 2) > 1e-6
+    assert deviation(plainly, model, settings, 2, recorded=False) > 1e-6

@@ -26,9 +26,11 @@ from crosstrain_service.errors import CrosstrainError
 from crosstrain_service.parallel import progress
 from crosstrain_service.training import Execution
 
-#: How long an operation waits for the others before it fails. A rank that is lost is noticed within seconds by
-#: whoever started the ranks; this only ends what nobody watches.
+#: How long a rank waits to meet the others.
 TIMEOUT = datetime.timedelta(minutes=10)
+#: How long an operation waits for the others before it fails, which would be the error of a rank that is not to blame.
+#: Whoever started the ranks notices what is lost within seconds, and what hangs in the time that the job gives.
+PATIENCE = datetime.timedelta(days=1)
 
 #: Groups ever joined. A group's end waits for its threads, which may be waiting for the interpreter's lock to free a
 #: tensor; were it ended by Python's garbage collection, which holds that lock, the process would hang.
@@ -150,7 +152,7 @@ class NativeWorld(World):
         # Counts, checkpoints and the like travel between CPUs in either case.
         backend = "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl"
         dist.init_process_group(backend, store=_store(execution), rank=ranks.rank, world_size=ranks.size,
-                                timeout=TIMEOUT)
+                                timeout=PATIENCE)
         _JOINED.append(dist.group.WORLD)
         if parallel.data == ranks.size:
             self.data = ProcessGroup(dist.group.WORLD, self.traffic)
