@@ -14,29 +14,15 @@ from crosstrain_service.capabilities import EXACT, FEATURES, UNSUPPORTED
 from crosstrain_service.errors import CrosstrainError
 from crosstrain_service.model import (
     BatchNorm,
-    Convolution,
     Dense,
-    Dropout,
     Flatten,
     Model,
-    Pool,
     Relu,
 )
 from crosstrain_service.testing import DIGITS_LOSSES, ListLoop, cnn2, digits_batches, make_batches
 from crosstrain_service.training import Execution, Rule, WeightDecay
 from crosstrain_torch import ENGINES, environment
 from crosstrain_torch.engine import TorchEngine
-
-
-def everything():
-    """Convolution, batch norm, dropout: all that has state or randomness."""
-    return Model("everything", (1, 8, 8), 4, (
-        Convolution("conv1", 3, (3, 3), (1, 1), (1, 1), (1, 1)),
-        BatchNorm("norm1", 1e-3), Relu("relu1"), Pool("pool1", "max", (2, 2), (2, 2), (0, 0), (0, 0)),
-        Flatten("flatten"), Dense("dense1", 8), BatchNorm("norm2", 1e-3), Relu("relu2"),
-        Dropout("dropout1", 0.5), Dense("dense2", 4),
-    )).validate()  # fmt: skip
-
 
 RATES = [0.05, 0.05, 0.1, 0.02, 0.02, 0.3]
 
@@ -143,7 +129,7 @@ def test_reference_job(digits):
 @pytest.mark.parametrize("semantics", ["canonical", "native"])
 @pytest.mark.parametrize("rule", oracle.RULES)
 def test_resuming_is_bit_exact(rule, semantics):
-    model = everything()
+    model = oracle.everything()
     settings = oracle.training(oracle.RULES[rule], RATES, weight_decay=WeightDecay(0.01), clip_norm=0.5)
     batches = steps(model)
     whole = oracle.engine(model, settings, semantics=semantics)
@@ -166,7 +152,7 @@ def test_resuming_is_bit_exact(rule, semantics):
 
 
 def test_state_before_the_first_step_can_be_resumed():
-    model, settings = everything(), oracle.training(oracle.RULES["adam"])
+    model, settings = oracle.everything(), oracle.training(oracle.RULES["adam"])
     first, second = oracle.engine(model, settings), TorchEngine(model, settings, Execution())
     second.load_state(first.state())
     batches = steps(model)
@@ -177,7 +163,7 @@ def test_state_before_the_first_step_can_be_resumed():
 
 @pytest.mark.parametrize("semantics", ["canonical", "native"])
 def test_looking_inside_changes_nothing(semantics):
-    model, settings = everything(), oracle.training(oracle.RULES["momentum"])
+    model, settings = oracle.everything(), oracle.training(oracle.RULES["momentum"])
     looked = oracle.engine(model, settings, semantics=semantics)
     batches = steps(model)
     looked.train(ListLoop(batches[:1]))
@@ -199,7 +185,7 @@ def test_inputs_are_not_copied_and_not_changed():
     assert shared.data_ptr() == values.ctypes.data
     values.flags.writeable = False
     assert to_tensor(values, torch.device("cpu"), torch.float32).data_ptr() != values.ctypes.data
-    model = everything()
+    model = oracle.everything()
     batches = steps(model, 1)
     kept = batches[0].x.copy()
     built = oracle.engine(model, oracle.training(oracle.RULES["sgd"]))
@@ -209,7 +195,7 @@ def test_inputs_are_not_copied_and_not_changed():
 
 
 def test_evaluation_uses_loaded_statistics():
-    model, settings = everything(), oracle.training(oracle.RULES["momentum"])
+    model, settings = oracle.everything(), oracle.training(oracle.RULES["momentum"])
     built = oracle.engine(model, settings, precision="float64")
     x = make_batches(model, 1, 6)[0].x.astype(np.float64)
     reference = oracle.reference(model, settings)
@@ -232,7 +218,7 @@ def test_evaluation_uses_loaded_statistics():
 
 
 def test_predicting_between_epochs_leaves_training_alone():
-    model, settings = everything(), oracle.training(oracle.RULES["momentum"])
+    model, settings = oracle.everything(), oracle.training(oracle.RULES["momentum"])
     batches = steps(model)
     plain, looked = oracle.engine(model, settings), oracle.engine(model, settings)
     plain.train(ListLoop(batches, per_epoch=2))
@@ -249,7 +235,7 @@ def test_predicting_between_epochs_leaves_training_alone():
 
 
 def test_native_semantics_are_pytorchs_own():
-    model = everything()
+    model = oracle.everything()
     settings = oracle.training(oracle.RULES["momentum"])
     batch = steps(model, 1)[0]
     native = oracle.engine(model, settings, semantics="native")
@@ -282,7 +268,7 @@ def test_a_given_batch_norm_momentum_weights_the_old_value():
 
 
 def test_native_dropout_follows_the_seed():
-    model, batch = everything(), steps(everything(), 1)[0]
+    model, batch = oracle.everything(), steps(oracle.everything(), 1)[0]
 
     def outputs(seed):
         settings = dataclasses.replace(oracle.training(oracle.RULES["sgd"]), seed=seed)
@@ -293,7 +279,7 @@ def test_native_dropout_follows_the_seed():
 
 
 def test_canonical_dropout_needs_its_mask():
-    model = everything()
+    model = oracle.everything()
     batch = steps(model, 1)[0]
     batch.masks.clear()
     with pytest.raises(ValueError, match="dropout1"):

@@ -10,27 +10,17 @@ import ranks
 
 from crosstrain_service import weights
 from crosstrain_service.engine import Batch
-from crosstrain_service.model import BatchNorm, Convolution, Dense, Dropout, Flatten, Model, Pool, Relu
 from crosstrain_service.testing import cnn2, make_batches
 from crosstrain_service.training import Execution, Parallel, WeightDecay
 from crosstrain_torch import synchronised_norm
 from crosstrain_torch.engine import TorchEngine
 from crosstrain_torch.horovod_backend import obstacle
 
+EVERYTHING = oracle.everything()
 SMALL = cnn2((1, 8, 8), 4, (4, 6), 10, dropout=0.4)
 SIZES = (13, 13, 5, 1)
 RATES = (0.05, 0.05, 0.1, 0.02, 0.02, 0.3)
 HOROVOD = pytest.mark.skipif(bool(obstacle()), reason=obstacle() or "built")
-
-
-def everything():
-    """Convolution, batch norm, dropout: all that depends on other rows or on masks."""
-    return Model("everything", (1, 8, 8), 4, (
-        Convolution("conv1", 3, (3, 3), (1, 1), (1, 1), (1, 1)),
-        BatchNorm("norm1", 1e-3), Relu("relu1"), Pool("pool1", "max", (2, 2), (2, 2), (0, 0), (0, 0)),
-        Flatten("flatten"), Dense("dense1", 8), BatchNorm("norm2", 1e-3), Relu("relu2"),
-        Dropout("dropout1", 0.5), Dense("dense2", 4),
-    )).validate()  # fmt: skip
 
 
 def batches(model, sizes=SIZES):
@@ -58,7 +48,7 @@ def deviation(model, rules, given, parallel, fault=None, start=None, **execution
 
 @pytest.mark.parametrize("size", [2, 3, 4])
 def test_data_parallel(size):
-    model = everything()
+    model = EVERYTHING
     found, one, several = deviation(model, hard(), batches(model), Parallel(data=size), precision="float64")
     assert found < 1e-12
     sizes = [[len(ranks.share(batch, _place(size, rank)).labels) for batch in batches(SMALL)] for rank in range(size)]
@@ -97,7 +87,7 @@ def test_parts_of_the_network(parallel):
 
 def test_batch_norm_and_normalisation_over_tensor_ranks():
     parallel = Parallel(data=2, tensor=2)
-    found, _, _ = deviation(everything(), hard(), batches(everything()), parallel, precision="float64")
+    found, _, _ = deviation(EVERYTHING, hard(), batches(EVERYTHING), parallel, precision="float64")
     assert found < 1e-12
 
 
@@ -105,7 +95,7 @@ def test_batch_norm_and_normalisation_over_tensor_ranks():
 @pytest.mark.parametrize("size", [2, 3])
 def test_horovod(size):
     parallel = Parallel(data=size, backend="horovod")
-    found, _, several = deviation(everything(), hard(), batches(everything()), parallel, precision="float64")
+    found, _, several = deviation(EVERYTHING, hard(), batches(EVERYTHING), parallel, precision="float64")
     assert found < 1e-12
     assert all(min(rank.waited) > 0 for rank in several)
 
@@ -172,8 +162,8 @@ def _local():
 @pytest.mark.parametrize("fault", [_half, _twice, _sum, _local], ids=lambda f: f.__name__[1:])
 def test_faults_show(fault):
     """Mean of means, divided twice, sum instead of mean, local batch norm: parity is lost."""
-    given = batches(everything(), (13, 13, 5, 2))
-    found, _, _ = deviation(everything(), settings("momentum"), given, Parallel(data=2), fault, precision="float64")
+    given = batches(EVERYTHING, (13, 13, 5, 2))
+    found, _, _ = deviation(EVERYTHING, settings("momentum"), given, Parallel(data=2), fault, precision="float64")
     assert 1e-6 < found < 10
 
 
@@ -212,7 +202,7 @@ def _inside(execution, model, rules, given):
     Parallel(data=2, pipeline=2),
 ], ids=lambda p: "data%d-tensor%d-pipeline%d" % (p.data, p.tensor, p.pipeline))
 def test_looking_inside(parallel):
-    model = SMALL if parallel.pipeline > 1 else everything()
+    model = SMALL if parallel.pipeline > 1 else EVERYTHING
     given = batches(model)[0]
     one, _, logits, statistics = _inside(Execution(precision="float64"), model, settings(), given)
     found = ranks.run(_inside, parallel, model, settings(), given, precision="float64")
@@ -255,7 +245,7 @@ def test_native_dropout_of_every_rank_is_its_own():
 
 
 def test_native_batch_norm_of_each_share():
-    model = everything()
+    model = EVERYTHING
     given = batches(model, (13, 9, 1))
     parallel = Parallel(data=2, local_batch_norm=True)
     run = functools.partial(ranks.run, ranks.train, parallel, model, settings())

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from crosstrain.client import Client, files
 from crosstrain.data import DataCache, DatasetInfo
+from crosstrain.data.message import dataset_message
 from crosstrain.launch.state import running, state_folder
 from crosstrain.rpc import from_rpc
 from crosstrain_protos.v1 import (
@@ -40,7 +41,6 @@ from crosstrain_service.model import Dense, Flatten, Model
 
 from .connect import offers_engine
 from .exits import USAGE, CommandError
-from .jobfile import dataset
 
 #: The layer whose output is the input as the framework sees it.
 FLATTEN = "flatten"
@@ -150,7 +150,7 @@ def _probe(
             with open(cache.path(digest), "rb") as file:
                 name, size = files.digest_of(file)
                 files.upload(artifacts, name, size, file)
-        case = _case(artifacts, dataset(info), min(samples, info.samples))
+        case = _case(artifacts, dataset_message(info), min(samples, info.samples))
         request = service_pb2.ProbeRequest(
             run_id=f"consistency-{secrets.token_hex(6)}",
             engine=engine.description.name,

@@ -14,6 +14,7 @@ from crosstrain.data import (
     Finding,
     import_sources,
 )
+from crosstrain.data.message import dataset_message
 from crosstrain.spec import (
     JobSpec,
     build_model,
@@ -211,16 +212,4 @@ def send_data(client: Client, info: DatasetInfo | None, cache: DataCache) -> dat
         return None
     for digest in (info.pixels_digest, info.labels_digest):
         client.upload(cache.path(digest))
-    return dataset(info)
-
-
-def dataset(info: DatasetInfo) -> data_pb2.Dataset:
-    """The message of an imported data set."""
-    return data_pb2.Dataset(
-        pixels_digest=info.pixels_digest,
-        labels_digest=info.labels_digest,
-        samples=info.samples,
-        input_shape=info.input_shape,
-        classes=info.classes,
-        divisor=info.divisor,
-    )
+    return dataset_message(info)

@@ -16,6 +16,7 @@ from crosstrain.data import (
     ImportOptions,
     import_sources,
 )
+from crosstrain.data.message import dataset_message
 from crosstrain_protos.v1 import data_pb2
 from crosstrain_service.convert import check_digest
 from crosstrain_service.errors import CrosstrainError, invalid_field
@@ -141,14 +142,7 @@ class Datasets:
             return None
         for digest in (info.pixels_digest, info.labels_digest):
             self._artifacts.add_file(cache.path(digest), digest)
-        return data_pb2.Dataset(
-            pixels_digest=info.pixels_digest,
-            labels_digest=info.labels_digest,
-            samples=info.samples,
-            input_shape=info.input_shape,
-            classes=info.classes,
-            divisor=info.divisor,
-        )
+        return dataset_message(info)
 
     def _check_labels(self, dataset: data_pb2.Dataset, field: str) -> None:
         row = 0
