@@ -49,8 +49,8 @@ def test_a_rank_that_hangs_is_named_and_the_run_goes_on(service):
     assert sorted(curve(events)) == list(range(20)) and time.time() - begin < 40
     (lost,) = of_kind(events, "rank_lost")
     assert lost.rank == 1
-    words = r"has not gone on for (\d+) s in step 12, while the others wait for it; rank 1 is at engine\.py:\d+ in _step, "
-    found = re.match(words + "called from ", lost.reason)
+    words = r"has not gone on for (\d+) s in step 12, while the others wait for it; rank 1 is at engine\.py:\d+ in "
+    found = re.match(words + "_step, called from ", lost.reason)
     assert found and int(found.group(1)) >= 2, lost.reason
     warned = [event for event in events if event.WhichOneof("event") == "log"]
     assert warned[0].log.text.startswith("rank 1: has not gone on for ")
