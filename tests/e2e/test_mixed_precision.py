@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,8 @@ def test_two_ranks_compute_in_bfloat16_what_one_does(
     assert found["verdict"] == "ROUNDING", found["sentence"]
     assert [engine["certificate"]["failed"] for engine in found["engines"]] == [0, 0]
     assert [engine["skipped_updates"] for engine in found["engines"]] == [0, 0]
+    told = json.loads((results.folder / "fingerprints.json").read_text())
+    assert {facts["maths.precision"] for facts in told.values()} == {"mixed_bfloat16"}
     # The runs do differ, by more than float32 would let them: it is the envelope that accounts for it.
     apart = found["engines"][1]["free_run"]
     assert found["envelope"]["runs"] == 4

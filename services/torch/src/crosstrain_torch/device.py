@@ -100,7 +100,8 @@ def libraries() -> Dict[str, str]:
 def facts(execution: Execution, device: torch.device, dtype: torch.dtype) -> Dict[str, str]:
     """The maths in use, read back from PyTorch where it can be asked."""
     found = {
-        "precision": str(dtype).replace("torch.", ""),
+        # Parameters are float32 in mixed precision too.
+        "precision": execution.precision if execution.precision.startswith("mixed_") else str(dtype)[len("torch."):],
         "intra_threads": str(torch.get_num_threads()),
         "inter_threads": str(torch.get_num_interop_threads()),
         "deterministic": str(torch.are_deterministic_algorithms_enabled()).lower(),

@@ -17,6 +17,8 @@ from crosstrain_reference import Network
 
 #: How far, relative to its norm, a gradient may be from the recorded one and the update still count as checked.
 LARGEST_DISTANCE = 0.01
+#: Elements that a factor of a step is told from.
+_FEWEST = 16
 
 
 def check_update(
@@ -35,8 +37,10 @@ def check_update(
     added in another order), then with the distance of two correct passes ("update, own pass"), for gradients of
     which that distance leaves something to judge by (:data:`LARGEST_DISTANCE`).
 
-    In mixed precision such bounds are wide, so that an update by SGD that needs them must also have the right size as a
-    whole (kind "update, size"). Other rules divide by the size of the gradient: its errors have no mean of zero there.
+    In mixed precision such bounds are wide. An update that is the one of the recorded gradient times a single factor, in
+    every element and to float32, has used that gradient and no other: nothing excuses the factor. An update by SGD that
+    needs the wider bounds must have the right size as a whole (kind "update, size"). Other rules divide by the size of
+    the gradient: its errors have no mean of zero there.
 
     An update that the engine says it left out, because a gradient overflowed float16, must have changed nothing.
     """
@@ -58,6 +62,12 @@ def check_update(
         (", own pass", lambda: _telling(gradient_distance(network, record, problem.arithmetic), gradients)),
     ]
     strict = {(check.kind, check.subject): check for check in open_checks}
+    if problem.half and any(not check.holds for check in open_checks):
+        factor = _factor(problem, step, record, arithmetic)
+        if factor is not None:
+            note = f"{factor:.7g} times the step of the recorded gradient, to float32"
+            yield from (check if check.holds else dataclasses.replace(check, note=note) for check in open_checks)
+            return
     if problem.half and problem.training.rule.name == "sgd":
         loose = {check.subject for check in open_checks if check.kind == "update" and not check.holds}
         yield from _sizes(problem, step, record, arithmetic, tiers[0][1](), loose)
@@ -98,6 +108,27 @@ def _update(
         yield compare("state", name, step, found_state.get(name), wanted)
     for name in sorted(set(found_state) - set(state_after)):
         yield Check("state", name, step, np.inf, ": is no state of this rule")
+
+
+def _factor(problem: Problem, step: int, record: Arrays, arithmetic: Arithmetic) -> float | None:
+    """The one factor, if there is one, by which the whole step differs from that of the recorded gradient."""
+    params, rate = group(record, "parameter"), float(problem.training.learning_rates[step])
+    start = (params, group(record, "gradient"), group(record, "state"))
+    full, _ = updates.expected(problem.training, *start, rate, step, arithmetic)
+    rest, _ = updates.expected(problem.training, *start, 0.0, step, arithmetic)
+    found = group(record, "parameter_after")
+    if any(found[name].shape != full[name].value.shape for name in full):
+        return None
+    along = np.concatenate([np.ravel(full[name].value - rest[name].value) for name in full])
+    moved = np.concatenate([np.ravel(arithmetic.wide(found[name]) - rest[name].value) for name in full])
+    square = float(np.sum(along**2))
+    # Of one or two numbers, any are in proportion.
+    if np.count_nonzero(along) < _FEWEST or not np.isfinite(moved).all() or not 0 < square < np.inf:
+        return None
+    factor = float(np.sum(moved * along)) / square
+    scaled = dataclasses.replace(problem.training, learning_rates=factor * np.asarray(problem.training.learning_rates))
+    again = dataclasses.replace(problem, training=scaled)
+    return factor if all(check.holds for check in _update(again, step, record, arithmetic, {})) else None
 
 
 def _sizes(
