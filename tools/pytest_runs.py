@@ -20,11 +20,15 @@ _NO_TESTS_COLLECTED = 5
 
 @dataclass
 class Outcome:
-    """What a suite's tests did. ``output`` is empty where it went straight to the terminal."""
+    """What a suite's tests did. ``output`` is empty where it went straight to the terminal.
+
+    ``cpu_seconds`` are those of pytest and of the processes that it or a child of it has waited for.
+    """
 
     passed: int = 0
     failed: int = 0
     skipped: int = 0
+    cpu_seconds: float = 0.0
     failures: list[str] = field(default_factory=list)
     output: str = ""
 
@@ -48,13 +52,21 @@ def run_pytest(
         # Every suite may compare with the reference, whose library needs nothing but NumPy.
         paths = [variables["PYTHONPATH"], str(ROOT / "services" / "reference" / "src")]
         variables["PYTHONPATH"] = os.pathsep.join(paths)
-        done = subprocess.run(
-            command, cwd=ROOT, env=variables, check=False, text=True, errors="replace",
-            stdout=subprocess.PIPE if quiet else None, stderr=subprocess.STDOUT if quiet else None,
-        )  # fmt: skip
+        # Other suites run beside it: threads of one product would only wait for each other.
+        variables.setdefault("OMP_NUM_THREADS", "1")
+        with tempfile.TemporaryFile() as output:
+            process = subprocess.Popen(
+                command, cwd=ROOT, env=variables,
+                stdout=output if quiet else None, stderr=subprocess.STDOUT if quiet else None,
+            )  # fmt: skip
+            _, status, usage = os.wait4(process.pid, 0)
+            process.returncode = os.waitstatus_to_exitcode(status)
+            output.seek(0)
+            text = output.read().decode(errors="replace")
         outcome = _read(report)
-    outcome.output = done.stdout or ""
-    if done.returncode not in (0, _NO_TESTS_COLLECTED) and outcome.failed == 0:
+    outcome.output = text
+    outcome.cpu_seconds = usage.ru_utime + usage.ru_stime
+    if process.returncode not in (0, _NO_TESTS_COLLECTED) and outcome.failed == 0:
         outcome.failed = 1
     return outcome
 

@@ -4,8 +4,9 @@ Standard library only. ``tools/test.py [--list] [--jobs N] [suite ...] [-- pytes
 environment this machine cannot have (no such interpreter, a system package is missing) counts as skipped, with the
 reason and the remedy; an environment that fails to build fails the run, and so does any of the coordinator's.
 
-Two suites run at a time; one that fails shows its whole output. A test that fails is tried once more at the end, when
-nothing else runs: on a busy machine a time limit may be missed. What passed only then is listed.
+Three suites run at a time, since many of their tests wait; one that fails shows its whole output. A test that fails is
+tried once more at the end, when nothing else runs: on a busy machine a time limit may be missed. What passed only then
+is listed.
 """
 
 from __future__ import annotations
@@ -68,7 +69,8 @@ class Runner:
             return Result(suite, Outcome(skipped=1) if excused else Outcome(failed=1), note=note)
         started = time.monotonic()
         outcome = run_pytest(suite, environment, self._options, self._cache / suite.name, quiet=self._quiet)
-        note = f"{time.monotonic() - started:.0f} s, Python {environment.version}"
+        seconds = f"{time.monotonic() - started:4.0f} s, {outcome.cpu_seconds:4.0f} s of CPU"
+        note = f"{seconds}, Python {environment.version}"
         result = Result(suite, outcome, environment, note)
         if self._quiet:
             head = f"[done]  {summary(result)}"
@@ -100,7 +102,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("suites", nargs="*", help="names of suites; all when none is given")
     parser.add_argument("--list", action="store_true", help="list the suites and stop")
-    parser.add_argument("--jobs", type=int, default=2 if (os.cpu_count() or 1) > 1 else 1, help="suites at a time")
+    parser.add_argument("--jobs", type=int, default=3 if (os.cpu_count() or 1) > 1 else 1, help="suites at a time")
     own, options = _split(sys.argv[1:])
     arguments = parser.parse_args(own)
     catalogue = load_catalogue(ROOT / "services" / "services.toml")
