@@ -6,6 +6,7 @@ only excuse is a decision flip inside the rounding bound at an earlier step, whi
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -47,15 +48,21 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("engine", found, ids=str, scope="session")
 
 
-@pytest.fixture(scope="session", params=list(STEPS))
-def expected(request: pytest.FixtureRequest) -> Expected:
-    work = jobs.job(request.param, STEPS[request.param])
+@functools.cache
+def reference(name: str) -> Expected:
+    """The reference's run of a job; pytest asks for it again with every engine."""
+    work = jobs.job(name, STEPS[name])
     losses, first = [], None
     for item in jobs.reference_run(work):
         losses.append(item.loss)
         first = first or item
     assert first is not None
     return Expected(work, losses, first)
+
+
+@pytest.fixture(scope="session", params=list(STEPS))
+def expected(request: pytest.FixtureRequest) -> Expected:
+    return reference(request.param)
 
 
 @pytest.fixture(scope="session")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -27,6 +28,7 @@ CNN2_LOSSES = (
 )  # fmt: skip
 
 
+@functools.cache
 def digits() -> Data:
     """All 5,000 digits in the file's order: (5000, 1, 28, 28) bytes, to be divided by 255."""
     rows = load_digits()
