@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import io
 import os
+import shutil
 import sys
 import threading
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
+from crosstrain.launch import building, environments
 from crosstrain.launch.environments import Layer, Recipe
 
 PYTHON = f"{sys.version_info[0]}.{sys.version_info[1]}"
@@ -91,8 +93,29 @@ def environ(tmp_path: Path) -> dict[str, str]:
     }
 
 
+@pytest.fixture(scope="session")
+def empty_venv(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A virtual environment with nothing but pip, made as the package makes them."""
+    folder = tmp_path_factory.mktemp("venv") / "empty"
+    with open(os.devnull) as lock:
+        building.create_venv(Path(sys.executable), folder, lock.fileno(), None)
+    return folder
+
+
 @pytest.fixture
-def recipe(tmp_path: Path, index: Index) -> Recipe:
+def copied_venvs(empty_venv: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Builds in this process copy one environment: installing pip takes seconds of computing each time. Builds in
+    processes of their own still make it.
+    """
+
+    def copy(_interpreter: Path, folder: Path, _lock: int, _environ: Mapping[str, str] | None) -> None:
+        shutil.copytree(empty_venv, folder, symlinks=True, dirs_exist_ok=True)
+
+    monkeypatch.setattr(environments, "create_venv", copy)
+
+
+@pytest.fixture
+def recipe(tmp_path: Path, index: Index, copied_venvs: None) -> Recipe:
     """One small pure Python package for the running version of Python."""
     lock = tmp_path / "tiny.txt"
     lock.write_text("tiny==1.0\n", encoding="utf-8")
