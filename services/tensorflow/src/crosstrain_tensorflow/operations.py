@@ -108,14 +108,16 @@ def moments_of_shares(x: tf.Tensor, share: Share) -> Tuple[tf.Tensor, tf.Tensor,
     """Mean and biased variance (C,) over the shares (B, spatial..., C) of all data ranks, and the number of values.
 
     Two sums, as ``tf.nn.moments`` does it: the mean of squares minus the squared mean would cancel. The
-    mean in the second needs no gradient, since deviations from it add up to 0.
+    mean in the second needs no gradient, since deviations from it add up to 0. Factors instead of divisions: of a
+    division by a constant a graph makes a product, which rounds otherwise than what is recorded outside of it.
     """
     axes = list(range(len(x.shape) - 1))
     real = tf.cast(share.real, x.dtype)
     count = tf.cast(share.total, x.dtype) * float(np.prod(x.shape[1:-1]))
-    mean = share.add([tf.reduce_sum(x, axes) * real])[0] / count
+    part = real / count
+    mean = share.add([tf.reduce_sum(x, axes) * part])[0]
     deviations = tf.math.squared_difference(x, tf.stop_gradient(mean))
-    variance = share.add([tf.reduce_sum(deviations, axes) * real])[0] / count
+    variance = share.add([tf.reduce_sum(deviations, axes) * part])[0]
     return mean, variance, count
 
 
@@ -132,7 +134,7 @@ def moments_by_weights(x: tf.Tensor, weights: tf.Tensor, add: Sum) -> Tuple[tf.T
     The weights of all rows of all ranks add up to 1.
     """
     axes = list(range(len(x.shape) - 1))
-    weights = tf.reshape(weights, [-1] + [1] * (len(x.shape) - 1)) / float(np.prod(x.shape[1:-1]))
+    weights = tf.reshape(weights, [-1] + [1] * (len(x.shape) - 1)) * (1.0 / float(np.prod(x.shape[1:-1])))
     mean = add([tf.reduce_sum(x * weights, axes)])[0]
     deviations = tf.math.squared_difference(x, tf.stop_gradient(mean))
     return mean, add([tf.reduce_sum(deviations * weights, axes)])[0]
