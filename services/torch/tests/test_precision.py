@@ -38,6 +38,7 @@ def test_gradients_are_those_of_float32(layer, precision):
         error = np.linalg.norm(found.gradients[name] - value) / np.linalg.norm(value)
         assert 0 < error < 16 * PRECISIONS[precision], name
     assert all(value.dtype == np.float32 for value in low.parameters().values())
+    assert (low.fingerprint()["precision"], wide.fingerprint()["precision"]) == (precision, "float32")
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)

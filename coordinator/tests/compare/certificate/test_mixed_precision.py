@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from compare.problems import MOMENTUM, conv, pool, problem
 
+from crosstrain.compare.causes import explain
 from crosstrain.compare.certificate import Problem, certify
 from crosstrain.compare.certificate.sizes import size
 from crosstrain.compare.freerun.traces import LossTrace, difference
@@ -136,6 +137,23 @@ def test_the_size_of_an_update_counts_from_where_it_starts() -> None:
     assert size("update, size", "w", 0, start, Bounded(start, 1.0), BFLOAT16, start) is None, "nothing is to move"
     nan = size("update, size", "w", 0, start * np.nan, wanted, BFLOAT16, start)
     assert nan is None, "that the elements are wrong, other checks say"
+
+
+def test_a_step_of_exactly_another_rate_is_no_rounding_of_the_gradient() -> None:
+    of, records = simulated("bfloat16")
+    for rate in (1.0001, 1.02):
+        record = dict(records[1])
+        for name in of.initial:
+            before, after = record[f"state/{name}.velocity"], record[f"state_after/{name}.velocity"]
+            kept = 0.9 * before.astype(np.float64)
+            velocity = (kept + rate * (after - kept)).astype(np.float32)
+            record[f"state_after/{name}.velocity"] = velocity
+            record[f"parameter_after/{name}"] = record[f"parameter/{name}"] - velocity
+        failed = certify(of, {1: record}).failed
+        assert {check.kind for check in failed} >= {"update", "state"}
+        assert failed[0].note == f"{rate:g} times the step of the recorded gradient, to float32"
+        causes = explain(of, {1: record}, certify(of, {1: record}))
+        assert rate < 1.01 or [cause.ids for cause in causes] == [("rate.scaled",)]
 
 
 def test_an_update_that_overflowed_must_change_nothing() -> None:

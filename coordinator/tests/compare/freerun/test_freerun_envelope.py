@@ -48,6 +48,15 @@ def test_the_measured_drift_stays_inside_four_runs(seed: int) -> None:
     assert stays_inside(other, 4, None) is False
 
 
+def test_steps_before_the_departure_do_not_dilute_what_follows() -> None:
+    base = LossTrace(STEPS, BASE)
+    found = envelope(base, [_run(NON_ZERO_WEIGHTS_MOVED, number) for number in range(4)])
+    late = LossTrace(STEPS, np.where(STEPS < 90, BASE, BASE + np.where(STEPS % 2, 1.0, 0.0)))
+    assert outside_share(late, base, found) == pytest.approx(15 / 120)
+    assert outside_share(late, base, found, since=90) == pytest.approx(0.5)
+    assert outside_share(late, base, found, since=110) == pytest.approx(15 / 120), "too few steps follow"
+
+
 TRACES = st.lists(
     st.lists(st.floats(0.01, 100) | st.sampled_from([np.inf, np.nan]), min_size=15, max_size=15), min_size=2, max_size=6
 )
