@@ -120,18 +120,18 @@ def test_native_semantics(kind, model):
 
 def test_a_checkpoint_of_two_ranks_goes_on_with_three(kind):
     settings = oracle.training(oracle.RULES["adam"])
-    batches = batches_of(DROPPED, count=6)
+    batches = batches_of(DROPPED, count=4, last=13)  # of one size: every other one is traced anew
     whole = build(kind, DROPPED, settings, 2)
-    whole.train(ListLoop(batches[:3]))
+    whole.train(ListLoop(batches[:2]))
     state = whole.state()
-    whole.train(ListLoop(batches[3:]))
+    whole.train(ListLoop(batches[2:]))
     other = build(kind, DROPPED, settings, 3)
     other.load_state(state)
-    other.train(ListLoop(batches[3:]))
+    other.train(ListLoop(batches[2:]))
     assert distance(whole.parameters(), other.parameters()) < 1e-12
     again = build(kind, DROPPED, settings, 2)
     again.load_state(state)
-    again.train(ListLoop(batches[3:]))
+    again.train(ListLoop(batches[2:]))
     for name, value in again.parameters().items():
         np.testing.assert_array_equal(value, whole.parameters()[name])
 
@@ -147,7 +147,7 @@ def test_tensor_ranks_normalise_and_change_their_number():
     plainly = oracle.engine_class("tensorflow")
     settings = oracle.training(oracle.RULES["adam"])
     assert deviation(plainly, NORMED, settings, {"tensor": 3}) < 1e-12
-    batches = batches_of(DROPPED)
+    batches = batches_of(DROPPED, count=4, last=13)
     first = build(plainly, DROPPED, settings, {"tensor": 2})
     first.train(ListLoop(batches[:2]))
     state = first.state()
