@@ -1,32 +1,28 @@
 """What benchmarks share that set training through a service against a bare script: cnn2, batch 64, SGD with momentum.
 
-A bare script lies in ``bare/`` and prints ``{"first_step_seconds": ..., "step_seconds": [...]}`` at its end.
+Which script belongs to which engine, and what starts it, ``crosstrain.scaling.bare`` knows.
 """
 
 from __future__ import annotations
 
-import json
-import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
+from crosstrain.scaling import bare
+from crosstrain.scaling.bare import BareScript
 from crosstrain_protos.v1 import run_pb2, service_pb2
 from crosstrain_service import convert, testing, weights
 from crosstrain_service.training import Execution, Rule, Training
-from tests.support import messages
+from tests.support import catalogue, messages
+from tests.support.catalogue import EngineId
 from tests.support.service import Service
 
 T = TypeVar("T")
-BARE = Path(__file__).resolve().parent / "bare"
 _SAMPLES = 4000
-
-
-class BareScriptFailed(Exception):
-    """A yardstick did not run; the message holds its last words."""
 
 
 class Images(NamedTuple):
@@ -93,12 +89,10 @@ def train(service: Service, engine: str, data: Images, run_id: str, steps: int, 
     return Timed(first, seconds)
 
 
-def run_script(command: Sequence[str], steps: int, threads: int, environment: Mapping[str, str] | None = None) -> Timed:
-    """One run of a bare script by the command that starts it; raises BareScriptFailed."""
-    command = [*command, "--steps", str(steps), "--threads", str(threads)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
-    lines = [line[line.index("{") :] for line in done.stdout.splitlines() if "step_seconds" in line]
-    if done.returncode or not lines:
-        raise BareScriptFailed(f"{' '.join(command)} failed: {done.stderr[-2000:]}")
-    found: dict[str, Any] = json.loads(lines[-1])
-    return Timed(found["first_step_seconds"], found["step_seconds"])
+def run_bare(script: BareScript, engine: EngineId, data: Images, ranks: int, settings: bare.BareSettings) -> Timed:
+    """One run of a bare script; raises BareScriptFailed."""
+    python = catalogue.environment(engine.service).python
+    folder = bare.script_folder(catalogue.ROOT)
+    words = bare.command(script, folder, python, ranks, data.file, settings)
+    times = bare.run_script(words, bare.variables(python, settings.threads))
+    return Timed(times.first, times.steps)

@@ -19,25 +19,12 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from benchmarks.bare_runs import (
-    BARE,
-    BareScriptFailed,
-    Images,
-    Timed,
-    interleaved,
-    make_images,
-    run_script,
-    train,
-)
+from benchmarks.bare_runs import Images, Timed, interleaved, make_images, run_bare, train
+from crosstrain.scaling.bare import SCRIPTS, BareScript, BareScriptFailed, BareSettings
 from crosstrain_service.training import Execution
 from tests.support import catalogue
 from tests.support.catalogue import EngineId
 from tests.support.service import Service
-
-#: Options that make a bare script compute the same function where its users' own way does not.
-SAME_FUNCTION = {"lasagne": ["--canonical-ops"], "keras-theano": ["--canonical-ops"]}
-#: Options that give a bare script the settings of the run: deterministic kernels.
-SAME_SETTINGS = {name: ["--deterministic"] for name in ("torch", "tensorflow", "keras-tensorflow")}
 
 
 def main() -> int:
@@ -55,8 +42,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         data = make_images(Path(folder))
         for engine in catalogue.choose(arguments.engines):
-            script = BARE / f"{engine.name.replace('-', '_')}_cnn2.py"
-            if not script.exists():
+            script = SCRIPTS.get((engine.name, ""))
+            if script is None:
                 print(f"{engine}: no bare script, left out")
                 continue
             try:
@@ -68,13 +55,10 @@ def main() -> int:
     return 0
 
 
-def measure(engine: EngineId, script: Path, data: Images, arguments: argparse.Namespace) -> dict[str, Any]:
+def measure(engine: EngineId, script: BareScript, data: Images, arguments: argparse.Namespace) -> dict[str, Any]:
     """All pairs of one engine."""
     execution = Execution(intra_threads=arguments.threads)
-    command = [str(catalogue.environment(engine.service).python), str(script), str(data.file)]
-    command += SAME_SETTINGS.get(engine.name, [])
-    if not arguments.own_ops:
-        command += SAME_FUNCTION.get(engine.name, [])
+    settings = BareSettings(arguments.steps, arguments.threads, canonical_ops=not arguments.own_ops)
 
     def figures(timed: Timed) -> dict[str, float]:
         return {"first": timed.first, "step": statistics.median(timed.steps[arguments.warm_up :])}
@@ -85,7 +69,7 @@ def measure(engine: EngineId, script: Path, data: Images, arguments: argparse.Na
             lambda name: figures(
                 train(service, engine.name, data, f"overhead-{engine.name}-{name}", arguments.steps, execution)
             ),
-            lambda name: figures(run_script(command, arguments.steps, arguments.threads)),
+            lambda name: figures(run_bare(script, engine, data, 1, settings)),
         )
     throughput = [pair["bare"]["step"] / pair["service"]["step"] for pair in pairs]
     first = [pair["service"]["first"] / pair["bare"]["first"] for pair in pairs]

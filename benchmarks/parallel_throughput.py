@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 import sys
 import tempfile
@@ -21,7 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.bare_runs import BARE, BareScriptFailed, Images, interleaved, make_images, run_script, train
+from benchmarks.bare_runs import Images, interleaved, make_images, run_bare, train
+from crosstrain.scaling.bare import SCRIPTS, BareScript, BareScriptFailed, BareSettings
 from crosstrain_service import capabilities
 from crosstrain_service.capabilities import UNSUPPORTED
 from crosstrain_service.training import Execution, Parallel
@@ -29,17 +29,6 @@ from tests.support import catalogue
 from tests.support.catalogue import EngineId
 from tests.support.service import Service, features
 
-#: Bare scripts by engine and backend, with the options that make them compute the same function.
-SCRIPTS = {
-    ("torch", "native"): ("torch_ddp", ["--deterministic"]),
-    ("torch", "horovod"): ("torch_horovod", ["--deterministic"]),
-    ("tensorflow", "native"): ("tensorflow_mirrored", ["--deterministic"]),
-    ("tensorflow", "horovod"): ("tensorflow_horovod", ["--deterministic"]),
-    ("keras-tensorflow", "native"): ("keras_tensorflow_mirrored", ["--deterministic"]),
-    ("keras-theano", "mpi"): ("keras_theano_mpi", ["--canonical-ops"]),
-    ("lasagne", "mpi"): ("lasagne_mpi", ["--canonical-ops"]),
-    ("caffe", "mpi"): ("caffe_mpi", []),
-}
 DRAWS = 10_000
 
 
@@ -58,46 +47,27 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         data = make_images(Path(folder))
         for engine in catalogue.choose(arguments.engines):
-            for (name, backend), (script, options) in SCRIPTS.items():
-                path = BARE / f"{script}_cnn2.py"
-                if name == engine.name and path.exists():
-                    command = launcher(engine, backend, arguments.ranks) + [str(path), str(data.file), *options]
-                    if "mirrored" in script:
-                        command += ["--ranks", str(arguments.ranks)]
-                    try:
-                        found = measure(engine, backend, command, data, arguments)
-                    except BareScriptFailed as reason:
-                        print(f"{engine}, {backend}: {reason}", flush=True)
-                        failed = True
-                        continue
-                    figures += [found] if found else []
+            for (name, backend), script in SCRIPTS.items():
+                if name != engine.name or not backend:
+                    continue
+                try:
+                    found = measure(engine, backend, script, data, arguments)
+                except BareScriptFailed as reason:
+                    print(f"{engine}, {backend}: {script}: {reason}", flush=True)
+                    failed = True
+                    continue
+                figures += [found] if found else []
     if arguments.output:
         arguments.output.write_text(json.dumps(figures, indent=1) + "\n")
     return 1 if failed else 0
 
 
-def launcher(engine: EngineId, backend: str, ranks: int) -> list[str]:
-    """The command that starts a bare script, up to the script."""
-    python = catalogue.environment(engine.service).python
-    folder = python.parent
-    if backend == "mpi":
-        return [str(folder / "mpiexec.gforker"), "-n", str(ranks), str(python)]
-    if backend == "horovod":
-        options = ["-np", str(ranks), "--gloo", "--network-interfaces", "lo"]
-        return [str(python), str(folder / "horovodrun"), *options, str(python)]
-    if engine.name == "torch":
-        return [str(python), "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-    return [str(python)]
-
-
 def measure(
-    engine: EngineId, backend: str, command: list[str], data: Images, arguments: argparse.Namespace
+    engine: EngineId, backend: str, script: BareScript, data: Images, arguments: argparse.Namespace
 ) -> dict[str, Any] | None:
     """All pairs of one engine and backend; None where the engine does not declare it."""
     execution = Execution(intra_threads=arguments.threads, parallel=Parallel(data=arguments.ranks, backend=backend))
-    # What an activated environment has: launchers look for the interpreter and for their helpers there.
-    path = os.pathsep.join([str(Path(command[0]).parent), os.environ.get("PATH", "")])
-    environment = {**os.environ, "PATH": path, "UCX_TLS": "self,sm", "OMP_NUM_THREADS": str(arguments.threads)}
+    settings = BareSettings(arguments.steps, arguments.threads)
     with Service(engine.service) as service:
         declared = features(service.describe()[engine.name])
         for name in capabilities.features_of_execution(execution):
@@ -111,7 +81,7 @@ def measure(
             return statistics.median(timed.steps[arguments.warm_up :])
 
         def theirs(_name: str) -> float:
-            timed = run_script(command, arguments.steps, arguments.threads, environment)
+            timed = run_bare(script, engine, data, arguments.ranks, settings)
             return statistics.median(timed.steps[arguments.warm_up :])
 
         pairs = interleaved(arguments.pairs, ours, theirs)

@@ -2,7 +2,8 @@
 
 Two 3x3 convolutions (32, 64) with ReLU and 2x2 max-pool, dense 128 with ReLU, dense 10; SGD 0.05 with
 momentum 0.9. Prints one JSON line: ``step_seconds`` (a step includes fetching its batch and reading its
-loss), ``first_step_seconds`` (from the start of the process to the end of the first step) and the last loss.
+loss), ``first_step_seconds`` (from the start of the process to the end of the first step), ``step_samples``
+and the last loss.
 Batches are rows of an array in memory, copied into the input blobs; ReLU layers work in place, as in Caffe's
 own examples.
 
@@ -24,9 +25,12 @@ def seconds_since_process_start():
 
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-parser.add_argument("data", help="npz file with images (N, 28, 28) and labels")
+parser.add_argument("data", help="npz file with images (N, [channels,] height, width) and labels")
 parser.add_argument("--steps", type=int, default=200)
 parser.add_argument("--batch-size", type=int, default=64)
+parser.add_argument("--learning-rate", type=float, default=0.05)
+parser.add_argument("--momentum", type=float, default=0.9)
+parser.add_argument("--classes", type=int, default=10)
 parser.add_argument("--threads", type=int, default=0, help="threads of an operation; 0: OpenBLAS's default")
 arguments = parser.parse_args()
 
@@ -40,25 +44,26 @@ from caffe import layers as L  # noqa: E402, N812
 from caffe import params as P  # noqa: E402, N812
 
 SOLVER = """
-train_net: "{net}" type: "SGD" base_lr: 0.05 momentum: 0.9 lr_policy: "fixed" display: 0 random_seed: 0
+train_net: "{net}" type: "SGD" base_lr: {rate} momentum: {momentum} lr_policy: "fixed" display: 0 random_seed: 0
 snapshot_after_train: false
 """
 
 
 def load(path):
-    """Images (N, 1, 28, 28) float32 in 0..1 and labels float32."""
+    """Images (N, channels, height, width) float32 in 0..1 and labels float32."""
     with np.load(path, allow_pickle=False) as file:
         pairs = [("x_train", "y_train"), ("images", "labels"), ("x", "y")]
         images, labels = next((file[x], file[y]) for x, y in pairs if x in file.files)
     scale = 255 if images.dtype == np.uint8 else 1
-    return images.reshape(-1, 1, 28, 28).astype(np.float32) / np.float32(scale), labels.astype(np.float32)
+    images = images[:, None] if images.ndim == 3 else images
+    return images.astype(np.float32) / np.float32(scale), labels.astype(np.float32)
 
 
-def network(batch_size):
+def network(batch_size, shape):
     """The network as prototxt."""
     filler = {"weight_filler": {"type": "xavier"}}
     net = caffe.NetSpec()
-    net.data = L.Input(shape={"dim": [batch_size, 1, 28, 28]})
+    net.data = L.Input(shape={"dim": [batch_size] + list(shape)})
     net.label = L.Input(shape={"dim": [batch_size]})
     top = net.data
     for number, width in ((1, 32), (2, 64)):
@@ -67,7 +72,7 @@ def network(batch_size):
         top = net["pool%d" % number] = L.Pooling(top, kernel_size=2, stride=2, pool=P.Pooling.MAX)
     net.dense1 = L.InnerProduct(top, num_output=128, **filler)
     net.relu3 = L.ReLU(net.dense1, in_place=True)
-    net.dense2 = L.InnerProduct(net.relu3, num_output=10, **filler)
+    net.dense2 = L.InnerProduct(net.relu3, num_output=arguments.classes, **filler)
     net.loss = L.SoftmaxWithLoss(net.dense2, net.label)
     return str(net.to_proto())
 
@@ -85,7 +90,8 @@ def batches(images, labels, size):
 images, labels = load(arguments.data)
 with tempfile.TemporaryDirectory() as folder:
     paths = [os.path.join(folder, name) for name in ("train.prototxt", "solver.prototxt")]
-    texts = (network(arguments.batch_size), SOLVER.format(net=paths[0]))
+    settings = SOLVER.format(net=paths[0], rate=arguments.learning_rate, momentum=arguments.momentum)
+    texts = (network(arguments.batch_size, images.shape[1:]), settings)
     for path, text in zip(paths, texts):
         with open(path, "w") as file:
             file.write(text)
@@ -110,5 +116,8 @@ for _ in range(arguments.steps):
     if first_step_seconds is None:
         first_step_seconds = seconds_since_process_start()
 
+steps_per_epoch = -(-len(images) // arguments.batch_size)
+step_samples = [min(arguments.batch_size, len(images) - step % steps_per_epoch * arguments.batch_size)
+                for step in range(len(step_seconds))]
 print(json.dumps({"engine": "caffe", "version": caffe.__version__, "first_step_seconds": first_step_seconds,
-                  "step_seconds": step_seconds, "last_loss": last_loss}))
+                  "step_seconds": step_seconds, "step_samples": step_samples, "last_loss": last_loss}))

@@ -2,7 +2,7 @@
 
 Two 3x3 convolutions (32, 64) with ReLU and 2x2 max-pool, dense 128 with ReLU, dense 10; SGD 0.05 with momentum
 0.9. Prints one JSON line: ``step_seconds`` (a step includes fetching its batch and reading its loss),
-``first_step_seconds`` (from the start of the process to the end of the first step) and the last loss.
+``first_step_seconds`` (from the start of the process to the end of the first step), ``step_samples`` and the last loss.
 Keras 3 would compile with XLA by default; here that is a flag, so that versions are compared alike.
 
     python keras_tensorflow_cnn2.py train.npz --steps 200 --threads 1
@@ -22,9 +22,12 @@ def seconds_since_process_start():
 
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-parser.add_argument("data", help="npz file with images (N, 28, 28) and labels")
+parser.add_argument("data", help="npz file with images (N, [channels,] height, width) and labels")
 parser.add_argument("--steps", type=int, default=200)
 parser.add_argument("--batch-size", type=int, default=64)
+parser.add_argument("--learning-rate", type=float, default=0.05)
+parser.add_argument("--momentum", type=float, default=0.9)
+parser.add_argument("--classes", type=int, default=10)
 parser.add_argument("--threads", type=int, default=0, help="threads within an operation; 0: TensorFlow's default")
 parser.add_argument("--xla", action="store_true", help="compile the step with XLA")
 parser.add_argument("--deterministic", action="store_true", help="allow deterministic kernels only")
@@ -44,12 +47,13 @@ keras.utils.set_random_seed(0)
 
 
 def load(path):
-    """Images (N, 28, 28, 1) float32 in 0..1 and labels int64."""
+    """Images (N, height, width, channels) float32 in 0..1 and labels int64."""
     with np.load(path, allow_pickle=False) as file:
         pairs = [("x_train", "y_train"), ("images", "labels"), ("x", "y")]
         images, labels = next((file[x], file[y]) for x, y in pairs if x in file.files)
     scale = 255 if images.dtype == np.uint8 else 1
-    images = images.reshape(-1, 28, 28, 1).astype(np.float32) / scale
+    images = images[..., None] if images.ndim == 3 else images.transpose(0, 2, 3, 1)
+    images = np.ascontiguousarray(images, dtype=np.float32) / np.float32(scale)
     return images, labels.astype(np.int64)
 
 
@@ -79,23 +83,26 @@ class Timer(keras.callbacks.Callback):
 
 images, labels = load(arguments.data)
 model = keras.Sequential([
-    keras.layers.Input((28, 28, 1)),
+    keras.layers.Input(images.shape[1:]),
     keras.layers.Conv2D(32, 3, padding="same", activation="relu"),
     keras.layers.MaxPooling2D(2),
     keras.layers.Conv2D(64, 3, padding="same", activation="relu"),
     keras.layers.MaxPooling2D(2),
     keras.layers.Flatten(),
     keras.layers.Dense(128, activation="relu"),
-    keras.layers.Dense(10),
+    keras.layers.Dense(arguments.classes),
 ])
 model.compile(
-    optimizer=keras.optimizers.SGD(0.05, momentum=0.9),
+    optimizer=keras.optimizers.SGD(arguments.learning_rate, momentum=arguments.momentum),
     loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
     jit_compile=arguments.xla,
 )
 timer = Timer(arguments.steps)
 epochs = -(-arguments.steps // -(-len(images) // arguments.batch_size))
 model.fit(images, labels, batch_size=arguments.batch_size, epochs=epochs, callbacks=[timer], verbose=0)
+steps_per_epoch = -(-len(images) // arguments.batch_size)
+step_samples = [min(arguments.batch_size, len(images) - step % steps_per_epoch * arguments.batch_size)
+                for step in range(len(timer.step_seconds))]
 print(json.dumps({"engine": "keras-tensorflow", "version": keras.__version__,
                   "first_step_seconds": timer.first_step_seconds, "step_seconds": timer.step_seconds,
-                  "last_loss": timer.loss}))
+                  "step_samples": step_samples, "last_loss": timer.loss}))

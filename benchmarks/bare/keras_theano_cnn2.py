@@ -3,7 +3,7 @@ overhead.
 
 Two 3x3 convolutions (32, 64) with ReLU and 2x2 max-pool, dense 128 with ReLU, dense 10; SGD 0.05 with momentum
 0.9. Prints one JSON line: ``step_seconds`` (a step includes fetching its batch and reading its loss),
-``first_step_seconds`` (from the start of the process to the end of the first step) and the last loss.
+``first_step_seconds`` (from the start of the process to the end of the first step), ``step_samples`` and the last loss.
 
 Theano's own ReLU has gradient 0.5 at 0, its pooling sends the gradient to every tied maximum, and Keras clips
 probabilities in the loss, so this is not the function that other frameworks train. ``--canonical-ops`` replaces all
@@ -36,9 +36,12 @@ def blas_flags():
 
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-parser.add_argument("data", help="npz file with images (N, 28, 28) and labels")
+parser.add_argument("data", help="npz file with images (N, [channels,] height, width) and labels")
 parser.add_argument("--steps", type=int, default=200)
 parser.add_argument("--batch-size", type=int, default=64)
+parser.add_argument("--learning-rate", type=float, default=0.05)
+parser.add_argument("--momentum", type=float, default=0.9)
+parser.add_argument("--classes", type=int, default=10)
 parser.add_argument("--threads", type=int, default=0, help="threads of an operation; 0: all cores")
 parser.add_argument("--canonical-ops", action="store_true", help="ReLU, pooling and loss as in other frameworks")
 arguments = parser.parse_args()
@@ -56,12 +59,13 @@ keras.backend.set_image_data_format("channels_first")
 
 
 def load(path):
-    """Images (N, 1, 28, 28) float32 in 0..1 and labels int64."""
+    """Images (N, channels, height, width) float32 in 0..1 and labels int64."""
     with np.load(path, allow_pickle=False) as file:
         pairs = [("x_train", "y_train"), ("images", "labels"), ("x", "y")]
         images, labels = next((file[x], file[y]) for x, y in pairs if x in file.files)
     scale = 255 if images.dtype == np.uint8 else 1
-    return images.reshape(-1, 1, 28, 28).astype(np.float32) / np.float32(scale), labels.astype(np.int64)
+    images = images[:, None] if images.ndim == 3 else images
+    return images.astype(np.float32) / np.float32(scale), labels.astype(np.int64)
 
 
 def canonical_relu(x):
@@ -134,18 +138,23 @@ def pool(size):
 
 np.random.seed(0)
 images, labels = load(arguments.data)
+channels, height, width = images.shape[1:]
 model = keras.models.Sequential([
-    keras.layers.Conv2D(32, 3, padding="same", input_shape=(1, 28, 28)), activation(), pool((32, 14, 14)),
-    keras.layers.Conv2D(64, 3, padding="same"), activation(), pool((64, 7, 7)),
+    keras.layers.Conv2D(32, 3, padding="same", input_shape=(channels, height, width)), activation(),
+    pool((32, height // 2, width // 2)),
+    keras.layers.Conv2D(64, 3, padding="same"), activation(), pool((64, height // 4, width // 4)),
     keras.layers.Flatten(), keras.layers.Dense(128), activation(),
-    keras.layers.Dense(10, activation=None if arguments.canonical_ops else "softmax"),
+    keras.layers.Dense(arguments.classes, activation=None if arguments.canonical_ops else "softmax"),
 ])
 model.compile(
-    optimizer=keras.optimizers.SGD(0.05, momentum=0.9),
+    optimizer=keras.optimizers.SGD(arguments.learning_rate, momentum=arguments.momentum),
     loss=canonical_loss if arguments.canonical_ops else "sparse_categorical_crossentropy")
 timer = Timer(arguments.steps)
 epochs = -(-arguments.steps // -(-len(images) // arguments.batch_size))
 model.fit(images, labels, batch_size=arguments.batch_size, epochs=epochs, callbacks=[timer], verbose=0)
+steps_per_epoch = -(-len(images) // arguments.batch_size)
+step_samples = [min(arguments.batch_size, len(images) - step % steps_per_epoch * arguments.batch_size)
+                for step in range(len(timer.step_seconds))]
 print(json.dumps({"engine": "keras-theano", "version": keras.__version__,
                   "first_step_seconds": timer.first_step_seconds, "step_seconds": timer.step_seconds,
-                  "last_loss": timer.loss, "canonical_ops": arguments.canonical_ops}))
+                  "step_samples": step_samples, "last_loss": timer.loss, "canonical_ops": arguments.canonical_ops}))

@@ -4,7 +4,8 @@ the overhead of Crosstrain.
 Two 3x3 convolutions (32, 64) with ReLU and 2x2 max-pool, dense 128 with ReLU, dense 10; SGD 0.05 with momentum 0.9.
 Every rank computes its share of a batch, and an operation of Theano's graph adds the gradients of all. Rank 0 prints
 one JSON line: ``step_seconds`` (a step includes fetching its batch and reading its loss), ``first_step_seconds`` (from
-the start of the process to the end of the first step) and the last loss. ``--canonical-ops``: see keras_theano_cnn2.py.
+the start of the process to the end of the first step), ``step_samples`` and the last
+loss. ``--canonical-ops``: see keras_theano_cnn2.py.
 Compiled modules are kept below ``~/.theano``, in a folder for every rank.
 
     mpiexec.gforker -n 2 python keras_theano_mpi_cnn2.py train.npz --steps 200 --threads 1 --canonical-ops
@@ -32,9 +33,12 @@ def blas_flags():
 
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-parser.add_argument("data", help="npz file with images (N, 28, 28) and labels")
+parser.add_argument("data", help="npz file with images (N, [channels,] height, width) and labels")
 parser.add_argument("--steps", type=int, default=200)
 parser.add_argument("--batch-size", type=int, default=64, help="samples of a batch, all ranks together")
+parser.add_argument("--learning-rate", type=float, default=0.05)
+parser.add_argument("--momentum", type=float, default=0.9)
+parser.add_argument("--classes", type=int, default=10)
 parser.add_argument("--threads", type=int, default=0, help="threads of an operation; 0: all cores")
 parser.add_argument("--canonical-ops", action="store_true", help="ReLU, pooling and loss as in other frameworks")
 arguments = parser.parse_args()
@@ -61,12 +65,13 @@ keras.backend.set_image_data_format("channels_first")
 
 
 def load(path):
-    """Images (N, 1, 28, 28) float32 in 0..1 and labels int64."""
+    """Images (N, channels, height, width) float32 in 0..1 and labels int64."""
     with np.load(path, allow_pickle=False) as file:
         pairs = [("x_train", "y_train"), ("images", "labels"), ("x", "y")]
         images, labels = next((file[x], file[y]) for x, y in pairs if x in file.files)
     scale = 255 if images.dtype == np.uint8 else 1
-    return images.reshape(-1, 1, 28, 28).astype(np.float32) / np.float32(scale), labels.astype(np.int64)
+    images = images[:, None] if images.ndim == 3 else images
+    return images.astype(np.float32) / np.float32(scale), labels.astype(np.int64)
 
 
 def batches(images, labels, size):
@@ -191,15 +196,17 @@ def pool(size):
 
 np.random.seed(0)
 images, labels = load(arguments.data)
+channels, height, width = images.shape[1:]
 part = theano.shared(np.float32(1))
 model = keras.models.Sequential([
-    keras.layers.Conv2D(32, 3, padding="same", input_shape=(1, 28, 28)), activation(), pool((32, 14, 14)),
-    keras.layers.Conv2D(64, 3, padding="same"), activation(), pool((64, 7, 7)),
+    keras.layers.Conv2D(32, 3, padding="same", input_shape=(channels, height, width)), activation(),
+    pool((32, height // 2, width // 2)),
+    keras.layers.Conv2D(64, 3, padding="same"), activation(), pool((64, height // 4, width // 4)),
     keras.layers.Flatten(), keras.layers.Dense(128), activation(),
-    keras.layers.Dense(10, activation=None if arguments.canonical_ops else "softmax"),
+    keras.layers.Dense(arguments.classes, activation=None if arguments.canonical_ops else "softmax"),
 ])
 model.compile(
-    optimizer=AddingSGD(0.05, momentum=0.9),
+    optimizer=AddingSGD(arguments.learning_rate, momentum=arguments.momentum),
     loss=canonical_loss if arguments.canonical_ops else "sparse_categorical_crossentropy")
 timer = Timer(arguments.steps)
 per_epoch = -(-len(images) // arguments.batch_size)
@@ -207,8 +214,10 @@ model.fit_generator(
     inputs(batches(images, labels, arguments.batch_size)), steps_per_epoch=per_epoch,
     epochs=-(-arguments.steps // per_epoch), workers=0, max_queue_size=0, callbacks=[timer], verbose=0)
 last_loss = comm.allreduce(timer.loss * float(part.get_value()))
+step_samples = [min(arguments.batch_size, len(images) - step % per_epoch * arguments.batch_size)
+                for step in range(len(timer.step_seconds))]
 if comm.rank == 0:
     print(json.dumps({
         "engine": "keras-theano", "version": keras.__version__, "ranks": comm.size,
         "first_step_seconds": timer.first_step_seconds, "step_seconds": timer.step_seconds,
-        "last_loss": last_loss, "canonical_ops": arguments.canonical_ops}))
+        "step_samples": step_samples, "last_loss": last_loss, "canonical_ops": arguments.canonical_ops}))

@@ -2,7 +2,7 @@
 
 Two 3x3 convolutions (32, 64) with ReLU and 2x2 max-pool, dense 128 with ReLU, dense 10; SGD 0.05 with momentum
 0.9. Prints one JSON line: ``step_seconds`` (a step includes fetching its batch and reading its loss),
-``first_step_seconds`` (from the start of the process to the end of the first step) and the last loss.
+``first_step_seconds`` (from the start of the process to the end of the first step), ``step_samples`` and the last loss.
 
 Theano's own ReLU has gradient 0.5 at 0 and its pooling sends the gradient to every tied maximum, so this is not
 the function that other frameworks train. ``--canonical-ops`` replaces both by the operations that Crosstrain's
@@ -35,9 +35,12 @@ def blas_flags():
 
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-parser.add_argument("data", help="npz file with images (N, 28, 28) and labels")
+parser.add_argument("data", help="npz file with images (N, [channels,] height, width) and labels")
 parser.add_argument("--steps", type=int, default=200)
 parser.add_argument("--batch-size", type=int, default=64)
+parser.add_argument("--learning-rate", type=float, default=0.05)
+parser.add_argument("--momentum", type=float, default=0.9)
+parser.add_argument("--classes", type=int, default=10)
 parser.add_argument("--threads", type=int, default=0, help="threads of an operation; 0: all cores")
 parser.add_argument("--canonical-ops", action="store_true",
                     help="ReLU and pooling with the gradients of other frameworks")
@@ -62,12 +65,13 @@ from lasagne import layers, nonlinearities  # noqa: E402
 
 
 def load(path):
-    """Images (N, 1, 28, 28) float32 in 0..1 and labels int32."""
+    """Images (N, channels, height, width) float32 in 0..1 and labels int32."""
     with np.load(path, allow_pickle=False) as file:
         pairs = [("x_train", "y_train"), ("images", "labels"), ("x", "y")]
         images, labels = next((file[x], file[y]) for x, y in pairs if x in file.files)
     scale = 255 if images.dtype == np.uint8 else 1
-    return images.reshape(-1, 1, 28, 28).astype(np.float32) / np.float32(scale), labels.astype(np.int32)
+    images = images[:, None] if images.ndim == 3 else images
+    return images.astype(np.float32) / np.float32(scale), labels.astype(np.int32)
 
 
 def batches(images, labels, size):
@@ -124,14 +128,14 @@ np.random.seed(0)
 images, labels = load(arguments.data)
 relu = canonical_relu if arguments.canonical_ops else nonlinearities.rectify
 x, y = T.tensor4("x"), T.ivector("y")
-network = layers.InputLayer((None, 1, 28, 28), x)
+network = layers.InputLayer((None,) + images.shape[1:], x)
 network = pool(layers.Conv2DLayer(network, 32, 3, pad=1, nonlinearity=relu))
 network = pool(layers.Conv2DLayer(network, 64, 3, pad=1, nonlinearity=relu))
 network = layers.DenseLayer(network, 128, nonlinearity=relu)
-network = layers.DenseLayer(network, 10, nonlinearity=nonlinearities.softmax)
+network = layers.DenseLayer(network, arguments.classes, nonlinearity=nonlinearities.softmax)
 loss = lasagne.objectives.categorical_crossentropy(layers.get_output(network), y).mean()
 parameters = layers.get_all_params(network, trainable=True)
-updates = lasagne.updates.momentum(loss, parameters, learning_rate=0.05, momentum=0.9)
+updates = lasagne.updates.momentum(loss, parameters, learning_rate=arguments.learning_rate, momentum=arguments.momentum)
 step = theano.function([x, y], loss, updates=updates)
 
 step_seconds = []
@@ -144,5 +148,9 @@ for _ in range(arguments.steps):
     if first_step_seconds is None:
         first_step_seconds = seconds_since_process_start()
 
+steps_per_epoch = -(-len(images) // arguments.batch_size)
+step_samples = [min(arguments.batch_size, len(images) - step % steps_per_epoch * arguments.batch_size)
+                for step in range(len(step_seconds))]
 print(json.dumps({"engine": "lasagne", "version": lasagne.__version__, "first_step_seconds": first_step_seconds,
-                  "step_seconds": step_seconds, "last_loss": last_loss, "canonical_ops": arguments.canonical_ops}))
+                  "step_seconds": step_seconds,
+                  "step_samples": step_samples, "last_loss": last_loss, "canonical_ops": arguments.canonical_ops}))

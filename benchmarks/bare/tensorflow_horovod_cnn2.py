@@ -2,7 +2,7 @@
 
 Two 3x3 convolutions (32, 64) with ReLU and 2x2 max-pool, dense 128 with ReLU, dense 10; SGD 0.05 with momentum
 0.9. Prints one JSON line: ``step_seconds`` (a step includes fetching its batch and reading its loss),
-``first_step_seconds`` (from the start of the process to the end of the first step) and the last loss.
+``first_step_seconds`` (from the start of the process to the end of the first step), ``step_samples`` and the last loss.
 
     horovodrun -np 2 --gloo --network-interfaces lo python tensorflow_horovod_cnn2.py train.npz --steps 200 --threads 1
 """
@@ -21,9 +21,12 @@ def seconds_since_process_start():
 
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-parser.add_argument("data", help="npz file with images (N, 28, 28) and labels")
+parser.add_argument("data", help="npz file with images (N, [channels,] height, width) and labels")
 parser.add_argument("--steps", type=int, default=200)
 parser.add_argument("--batch-size", type=int, default=64, help="of all processes together")
+parser.add_argument("--learning-rate", type=float, default=0.05)
+parser.add_argument("--momentum", type=float, default=0.9)
+parser.add_argument("--classes", type=int, default=10)
 parser.add_argument("--threads", type=int, default=0, help="threads within an operation; 0: TensorFlow's default")
 parser.add_argument("--deterministic", action="store_true", help="allow deterministic kernels only")
 arguments = parser.parse_args()
@@ -43,17 +46,18 @@ tf.random.set_seed(0)
 
 
 def load(path):
-    """Images (N, 28, 28, 1) float32 in 0..1 and labels int64."""
+    """Images (N, height, width, channels) float32 in 0..1 and labels int64."""
     with np.load(path, allow_pickle=False) as file:
         pairs = [("x_train", "y_train"), ("images", "labels"), ("x", "y")]
         images, labels = next((file[x], file[y]) for x, y in pairs if x in file.files)
     scale = 255 if images.dtype == np.uint8 else 1
-    images = images.reshape(-1, 28, 28, 1).astype(np.float32) / scale
+    images = images[..., None] if images.ndim == 3 else images.transpose(0, 2, 3, 1)
+    images = np.ascontiguousarray(images, dtype=np.float32) / np.float32(scale)
     return images, labels.astype(np.int64)
 
 
 class Cnn2(tf.Module):
-    def __init__(self):
+    def __init__(self, height, width, channels):
         super().__init__()
         glorot = tf.random.stateless_uniform
 
@@ -62,17 +66,17 @@ class Cnn2(tf.Module):
             limit = float(np.sqrt(6 / fans))
             return tf.Variable(glorot(shape, seed=[0, len(shape) + shape[-1]], minval=-limit, maxval=limit))
 
-        self.conv1, self.conv1_bias = weight(3, 3, 1, 32), tf.Variable(tf.zeros(32))
+        self.conv1, self.conv1_bias = weight(3, 3, channels, 32), tf.Variable(tf.zeros(32))
         self.conv2, self.conv2_bias = weight(3, 3, 32, 64), tf.Variable(tf.zeros(64))
-        self.dense1, self.dense1_bias = weight(7 * 7 * 64, 128), tf.Variable(tf.zeros(128))
-        self.dense2, self.dense2_bias = weight(128, 10), tf.Variable(tf.zeros(10))
+        self.dense1, self.dense1_bias = weight(height // 4 * (width // 4) * 64, 128), tf.Variable(tf.zeros(128))
+        self.dense2, self.dense2_bias = weight(128, arguments.classes), tf.Variable(tf.zeros(arguments.classes))
 
     def __call__(self, x):
         x = tf.nn.relu(tf.nn.bias_add(tf.nn.conv2d(x, self.conv1, 1, "SAME"), self.conv1_bias))
         x = tf.nn.max_pool2d(x, 2, 2, "VALID")
         x = tf.nn.relu(tf.nn.bias_add(tf.nn.conv2d(x, self.conv2, 1, "SAME"), self.conv2_bias))
         x = tf.nn.max_pool2d(x, 2, 2, "VALID")
-        x = tf.reshape(x, (-1, 7 * 7 * 64))
+        x = tf.reshape(x, (-1, self.dense1.shape[0]))
         x = tf.nn.relu(tf.matmul(x, self.dense1) + self.dense1_bias)
         return tf.matmul(x, self.dense2) + self.dense2_bias
 
@@ -81,8 +85,8 @@ images, labels = load(arguments.data)
 dataset = tf.data.Dataset.from_tensor_slices((images, labels)).shard(hvd.size(), hvd.rank())
 dataset = dataset.shuffle(len(images), seed=0).batch(arguments.batch_size // hvd.size(), drop_remainder=True)
 dataset = dataset.repeat().prefetch(1)
-model = Cnn2()
-optimizer = tf.keras.optimizers.SGD(0.05, momentum=0.9)
+model = Cnn2(*images.shape[1:])
+optimizer = tf.keras.optimizers.SGD(arguments.learning_rate, momentum=arguments.momentum)
 optimizer.build(model.trainable_variables)
 hvd.broadcast_variables(model.variables, root_rank=0)
 
@@ -107,6 +111,8 @@ for x, y in dataset.take(arguments.steps):
     last = now
     if first_step_seconds is None:
         first_step_seconds = seconds_since_process_start()
+step_samples = [arguments.batch_size] * len(step_seconds)
 if hvd.rank() == 0:
     print(json.dumps({"engine": "tensorflow", "version": tf.__version__, "ranks": hvd.size(),
-                      "first_step_seconds": first_step_seconds, "step_seconds": step_seconds, "last_loss": loss}))
+                      "first_step_seconds": first_step_seconds, "step_seconds": step_seconds,
+                      "step_samples": step_samples, "last_loss": loss}))

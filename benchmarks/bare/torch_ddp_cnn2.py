@@ -3,7 +3,7 @@
 The network, batch and rate are those of ``torch_cnn2.py``: the batch size is that of all ranks together, and every rank
 takes an equal share of the rows of each shuffled batch. Rank 0 prints one JSON line: ``step_seconds`` (a step includes
 fetching its rows and reading its loss), ``first_step_seconds`` (from the start of the process to the end of
-the first step) and the last loss over its own rows.
+the first step), ``step_samples`` and the last loss over its own rows.
 
     torchrun --standalone --nproc-per-node 2 torch_ddp_cnn2.py train.npz --steps 200 --threads 1
 """
@@ -22,9 +22,12 @@ def seconds_since_process_start():
 
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-parser.add_argument("data", help="npz file with images (N, 28, 28) and labels")
+parser.add_argument("data", help="npz file with images (N, [channels,] height, width) and labels")
 parser.add_argument("--steps", type=int, default=200)
 parser.add_argument("--batch-size", type=int, default=64, help="samples of all ranks together, a multiple of them")
+parser.add_argument("--learning-rate", type=float, default=0.05)
+parser.add_argument("--momentum", type=float, default=0.9)
+parser.add_argument("--classes", type=int, default=10)
 parser.add_argument("--threads", type=int, default=0, help="threads of an operation; 0: what torchrun sets")
 parser.add_argument("--deterministic", action="store_true", help="allow deterministic kernels only")
 arguments = parser.parse_args()
@@ -43,12 +46,13 @@ torch.manual_seed(0)
 
 
 def load(path):
-    """Images (N, 1, 28, 28) float32 in 0..1 and labels int64."""
+    """Images (N, channels, height, width) float32 in 0..1 and labels int64."""
     with np.load(path, allow_pickle=False) as file:
         pairs = [("x_train", "y_train"), ("images", "labels"), ("x", "y")]
         images, labels = next((file[x], file[y]) for x, y in pairs if x in file.files)
     scale = 255 if images.dtype == np.uint8 else 1
-    images = images.reshape(-1, 1, 28, 28).astype(np.float32) / np.float32(scale)
+    images = images[:, None] if images.ndim == 3 else images
+    images = images.astype(np.float32) / np.float32(scale)
     return torch.from_numpy(images), torch.from_numpy(labels.astype(np.int64))
 
 
@@ -63,13 +67,14 @@ def batches(images, labels, size, rank, ranks):
 dist.init_process_group("gloo")
 rank, ranks = dist.get_rank(), dist.get_world_size()
 images, labels = load(arguments.data)
+channels, height, width = images.shape[1:]
 model = DistributedDataParallel(nn.Sequential(
-    nn.Conv2d(1, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
+    nn.Conv2d(channels, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
     nn.Conv2d(32, 64, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
-    nn.Flatten(), nn.Linear(64 * 7 * 7, 128), nn.ReLU(), nn.Linear(128, 10),
+    nn.Flatten(), nn.Linear(64 * (height // 4) * (width // 4), 128), nn.ReLU(), nn.Linear(128, arguments.classes),
 ))  # fmt: skip
 criterion = nn.CrossEntropyLoss()
-optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+optimizer = torch.optim.SGD(model.parameters(), lr=arguments.learning_rate, momentum=arguments.momentum)
 
 step_seconds = []
 first_step_seconds = None
@@ -86,10 +91,11 @@ for _ in range(arguments.steps):
     if first_step_seconds is None:
         first_step_seconds = seconds_since_process_start()
 
+step_samples = [arguments.batch_size] * len(step_seconds)
 if rank == 0:
     print(json.dumps({"engine": "torch", "version": torch.__version__, "ranks": ranks,
                       "first_step_seconds": first_step_seconds, "step_seconds": step_seconds,
-                      "last_loss": last_loss}), flush=True)
+                      "step_samples": step_samples, "last_loss": last_loss}), flush=True)
 dist.destroy_process_group()
 # PyTorch 2.13 sometimes aborts while Python frees what is left ("terminate called without an active exception").
 os._exit(0)

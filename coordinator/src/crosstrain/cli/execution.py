@@ -7,6 +7,7 @@ import secrets
 import signal
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
@@ -42,24 +43,55 @@ def execute(
     ``show`` prints the results, also given why engines were left out, and gives the exit code. ``prepare`` completes
     the job once there is a coordinator.
     """
-    output = connection.output
     job_id = job_id or new_job_id(job.spec.name)
     folder = results_folder(folder, job_id)
     check_folder(folder, job.spec.name)
+    with prepared(connection, job, skip_unavailable, remote_data, prepare) as ready:
+        results, interrupted = ready.run(ready.job, job_id, folder)
+        code = show(connection.output, results, ready.left_out)
+        return INTERRUPTED if interrupted else code
+
+
+@contextlib.contextmanager
+def prepared(
+    connection: Connection,
+    job: JobFile,
+    skip_unavailable: bool = False,
+    remote_data: bool = False,
+    prepare: Callable[[Client, JobFile], JobFile] | None = None,
+) -> Iterator[Prepared]:
+    """A coordinator for jobs on the data and the engines of ``job``; what is started for it ends with it.
+
+    Meanwhile SIGTERM is as Ctrl-C.
+    """
+    output = connection.output
     with _terminated_as_interrupted():
         plan = None if remote_data else Plan(job, output)
         with connect.connected_or_started(connection, job.spec) as (client, started):
             if prepare is not None:
                 job = prepare(client, job)
             job, left_out = choose_engines(output, client, started, job, skip_unavailable)
-            created = create(output, client, job, plan, job_id)
-            output.note(f"job {created.job_id}: {len(created.runs)} runs")
-            record = JobRecord(created)
-            steps = plan.steps if plan and job.spec.task != "evaluate" else 0
-            interrupted = not _follow(client, record, progress(steps, output.json))
-            results = write_results(client, created.job_id, folder, record)
-            code = show(output, results, left_out)
-            return INTERRUPTED if interrupted else code
+            yield Prepared(output, client, job, plan, left_out)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A coordinator, and a job that it can run; ``left_out`` says why engines of the file are not in the job."""
+
+    output: Output
+    client: Client
+    job: JobFile
+    plan: Plan | None
+    left_out: dict[str, str]
+
+    def run(self, job: JobFile, job_id: str, folder: Path) -> tuple[Results, bool]:
+        """Takes a job on the same data to its end and writes its results; also, whether Ctrl-C ended it."""
+        created = create(self.output, self.client, job, self.plan, job_id)
+        self.output.note(f"job {created.job_id}: {len(created.runs)} runs")
+        record = JobRecord(created)
+        steps = self.plan.steps if self.plan and job.spec.task != "evaluate" else 0
+        interrupted = not _follow(self.client, record, progress(steps, self.output.json))
+        return write_results(self.client, created.job_id, folder, record), interrupted
 
 
 def new_job_id(name: str) -> str:

@@ -1,16 +1,17 @@
-"""crosstrain scale: the same job at several numbers of ranks, and what that gains."""
+"""crosstrain scale: the same job at several numbers of ranks, what that gains, and how far plain scripts get."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from crosstrain.results import Results, summary
-from crosstrain.scaling import Interval, ScaleRow, measure, scale_csv, scale_page
+from crosstrain.results import Results, RunRecord, summary
+from crosstrain.scaling import BareFigures, Interval, ScaleRow, measure, scale_csv, scale_page
 from crosstrain.spec import EngineEntry, ParallelSpec, parse_entry
 from crosstrain.spec.job import MAX_REPEATS
 
-from . import verdicts
+from . import scaling_bare, verdicts
 from .execution import execute
 from .exits import USAGE, CommandError
 from .jobfile import JobFile, read_job
@@ -20,6 +21,7 @@ from .output import Output
 REFERENCE = "reference"
 _HEADER = ("engine", "ranks", "samples/s", "95 % interval", "speed-up", "95 % interval", "efficiency", "waiting",
            "verdict")  # fmt: skip
+_BARE_HEADER = ("engine", "ranks", "bare script", "bare samples/s", "service/bare", "95 % interval")
 
 
 def scale(
@@ -32,12 +34,18 @@ def scale(
     repeats: int,
     backend: str,
     threads: int,
+    bare: bool = False,
 ) -> int:
-    """Runs a job with every engine at every number of data ranks; returns the verdict's exit code."""
+    """Runs a job with every engine at every number of data ranks; returns the verdict's exit code.
+
+    With ``bare``, the frameworks' own launchers train the same by plain scripts, in turn with the services.
+    """
     job = scaled(read_job(path), rank_counts(ranks), engines, repeats, backend, threads)
+    if bare:
+        return scaling_bare.execute(connection, job, folder, job_id, show_scaling)
 
     def show(output: Output, results: Results, left_out: dict[str, str]) -> int:
-        return show_scaling(output, results)
+        return show_scaling(output, results, results.record.training_runs(), {}, "")
 
     return execute(connection, job, folder, job_id, show=show)
 
@@ -104,10 +112,22 @@ def _ordered(settings: dict[str, Any]) -> dict[str, Any]:
     return {name: settings[name] for name in ParallelSpec.model_fields if name in settings}
 
 
-def show_scaling(output: Output, results: Results) -> int:
-    """Prints the table, writes scale.csv and scale.html beside the results, and returns the exit code."""
+def show_scaling(
+    output: Output,
+    results: Results,
+    runs: Sequence[RunRecord],
+    bare: Mapping[str, BareFigures],
+    remark: str,
+) -> int:
+    """Prints the table, writes scale.csv and scale.html beside the results, and returns the exit code.
+
+    Args:
+        results: of the job that was judged.
+        runs: training runs of all repeats.
+        bare: what bare scripts reached, by label; ``remark`` says why there is nothing of that.
+    """
     code = verdicts.exit_code(results)
-    rows = measure(results.record.training_runs(), results.verdict)
+    rows = measure(runs, results.verdict, bare)
     told = summary(results.record)
     note = told["training"]["text"] if told["training"] is not None else ""
     (results.folder / "scale.csv").write_text(scale_csv(rows), encoding="utf-8", newline="")
@@ -118,6 +138,7 @@ def show_scaling(output: Output, results: Results) -> int:
             **told,
             "scaling": [_json(row) for row in rows],
             "verdict_document": results.verdict,
+            "bare_remark": remark,
             "results": str(results.folder),
             "exit_code": code,
         }
@@ -125,6 +146,7 @@ def show_scaling(output: Output, results: Results) -> int:
     output.text()
     output.table("", _HEADER, [_row(row) for row in rows], "lrrrrrrrl")
     output.text(f"In every engine {note}.")
+    _show_bare(output, rows, remark)
     for run in told["runs"]:
         if run["ranks"] is not None and run["ranks"]["hint"] and not run["repeat"]:
             share = 100.0 * run["ranks"]["sync_share"]
@@ -132,7 +154,7 @@ def show_scaling(output: Output, results: Results) -> int:
                 f"{run['engine']} on {run['ranks']['ranks']} ranks: {share:.0f} % of the time waiting for other ranks "
                 f"({run['ranks']['hint']})"
             )
-    for run in results.record.training_runs():
+    for run in runs:
         if run.error is not None:
             output.text(f"{run.label} #{run.repeat}: {run.error.message}")
     output.text()
@@ -141,6 +163,22 @@ def show_scaling(output: Output, results: Results) -> int:
     output.text()
     output.text(f"Results are in {results.folder}: scale.html (open it in a browser), scale.csv, report.html and more.")
     return code
+
+
+def _show_bare(output: Output, rows: list[ScaleRow], remark: str) -> None:
+    """The table of bare scripts and why figures are missing; nothing where none were asked for."""
+    told = [row for row in rows if row.launcher or row.bare_notes]
+    if told:
+        output.text()
+        output.table("", _BARE_HEADER, [_bare_row(row) for row in told], "lrlrrr")
+        output.text("A bare script is the same training without Crosstrain, started by the framework's own launcher.")
+    for row in told:
+        for text in row.bare_notes:
+            output.text(f"bare script of {row.label}{f' ({row.launcher})' if row.launcher else ''}: {text}")
+    if remark:
+        output.text(f"No bare figures: {remark}.")
+    if told or remark:
+        output.text()
 
 
 def best(rows: list[ScaleRow]) -> str:
@@ -175,6 +213,17 @@ def _row(row: ScaleRow) -> list[Any]:
     ]
 
 
+def _bare_row(row: ScaleRow) -> list[Any]:
+    return [
+        f"{row.engine}@{row.version}",
+        row.ranks,
+        row.launcher or "none",
+        None if row.bare is None else f"{row.bare.mean:.0f}",
+        None if row.ratio is None else f"{row.ratio.mean:.3f}",
+        _ends(row.ratio, 3),
+    ]
+
+
 def _ends(value: Interval | None, digits: int) -> str:
     if value is None or value.low is None or value.high is None:
         return ""
@@ -182,8 +231,4 @@ def _ends(value: Interval | None, digits: int) -> str:
 
 
 def _json(row: ScaleRow) -> dict[str, Any]:
-    return {
-        **vars(row),
-        "throughput": None if row.throughput is None else vars(row.throughput),
-        "speed_up": None if row.speed_up is None else vars(row.speed_up),
-    }
+    return {name: vars(value) if isinstance(value, Interval) else value for name, value in vars(row).items()}

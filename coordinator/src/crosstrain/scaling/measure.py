@@ -4,12 +4,14 @@ Throughput of a run is its samples over the wall time of its steps, the first st
 once). Of several repeats the geometric mean is told, with a 95 % interval from Student's t of the logarithms. The
 speed-up pairs the runs of the same repeat: they were executed one after the other, so that a slow change of the machine
 meets both. With K ranks against K0 of the base, efficiency = speed-up * K0 / K.
+
+Where bare scripts ran as well, the ratio is the throughput through a service over theirs, paired by repeat alike.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,6 +19,8 @@ from scipy import stats
 
 from crosstrain.results.files import csv_text
 from crosstrain.results.records import RunRecord
+
+from .bare_runs import BareFigures
 
 _CONFIDENCE = 0.95
 #: Verdicts that say that the function is the same.
@@ -38,6 +42,10 @@ COLUMNS = (
     "efficiency",
     "sync_share",
     "verdict",
+    "bare_samples_per_second",
+    "ratio",
+    "ratio_low",
+    "ratio_high",
 )
 
 
@@ -69,6 +77,9 @@ class ScaleRow:
 
     ``base`` marks the row that others of its engine are compared with (fewest ranks). ``verdict`` is that on this row
     and its base: N ranks against one. ``speed_up`` is None without a run of the base in the same repeat.
+
+    ``launcher`` names the bare script and what started it, ``bare`` is its throughput, ``ratio`` the service's over it,
+    and ``bare_speed_up`` its own against fewest ranks; they are None where none ran, and ``bare_notes`` say why.
     """
 
     engine: str
@@ -86,6 +97,11 @@ class ScaleRow:
     verdict: str
     sentence: str
     label: str
+    launcher: str = ""
+    bare: Interval | None = None
+    ratio: Interval | None = None
+    bare_speed_up: Interval | None = None
+    bare_notes: tuple[str, ...] = ()
 
     @property
     def same(self) -> bool:
@@ -102,13 +118,17 @@ def throughput(run: RunRecord) -> float | None:
     return samples / seconds if seconds > 0 and samples > 0 else None
 
 
-def measure(runs: Sequence[RunRecord], verdict: Mapping[str, Any] | None) -> list[ScaleRow]:
+def measure(
+    runs: Sequence[RunRecord], verdict: Mapping[str, Any] | None, bare: Mapping[str, BareFigures] | None = None
+) -> list[ScaleRow]:
     """One row per engine and number of ranks, in order; runs that failed count for nothing.
 
     Args:
         runs: training runs of a job.
         verdict: its verdict document; None if it has none.
+        bare: what bare scripts reached, by the label of the runs.
     """
+    figures = bare or {}
     groups: dict[tuple[str, str], dict[str, list[RunRecord]]] = {}
     for run in runs:
         groups.setdefault((run.engine, run.version), {}).setdefault(run.label, []).append(run)
@@ -117,7 +137,8 @@ def measure(runs: Sequence[RunRecord], verdict: Mapping[str, Any] | None) -> lis
         ordered = sorted(variants.values(), key=lambda of: of[0].ranks)
         base = _throughputs(ordered[0])
         for place, of in enumerate(ordered):
-            rows.append(_row(of, ordered[0][0], base, verdict, base_row=place == 0))
+            row = _row(of, ordered[0][0], base, verdict, base_row=place == 0)
+            rows.append(_with_bare(row, _throughputs(of), figures.get(row.label), figures.get(ordered[0][0].label)))
     return rows
 
 
@@ -136,7 +157,7 @@ def _row(
 ) -> ScaleRow:
     run = runs[0]
     own = _throughputs(runs)
-    speed_up = Interval.of([value / base[repeat] for repeat, value in own.items() if repeat in base])
+    speed_up = _paired(own, base)
     shares = [share for share in map(_sync_share, runs) if share is not None]
     word, sentence = ("", "") if base_row else _verdict(verdict, first.label, run.label)
     return ScaleRow(
@@ -156,6 +177,29 @@ def _row(
         sentence=sentence,
         label=run.label,
     )
+
+
+def _with_bare(
+    row: ScaleRow, own: Mapping[int, float], figures: BareFigures | None, base: BareFigures | None
+) -> ScaleRow:
+    """The row with what its bare script reached; ``base`` is that of the row with the fewest ranks."""
+    if figures is None:
+        return row
+    values = figures.throughputs
+    first = base.throughputs if base is not None else {}
+    return replace(
+        row,
+        launcher=figures.launcher,
+        bare=Interval.of(list(values.values())),
+        ratio=_paired(own, values),
+        bare_speed_up=_paired(values, first),
+        bare_notes=tuple(figures.notes),
+    )
+
+
+def _paired(values: Mapping[int, float], by: Mapping[int, float]) -> Interval | None:
+    """Quotients of what was measured in the same repeats."""
+    return Interval.of([value / by[repeat] for repeat, value in values.items() if repeat in by])
 
 
 def _sync_share(run: RunRecord) -> float | None:
@@ -180,7 +224,8 @@ def scale_csv(rows: Sequence[ScaleRow]) -> str:
 
     lines = [
         (row.engine, row.version, row.variant, row.ranks, row.data, row.backend, row.repeats, *ends(row.throughput),
-         *ends(row.speed_up), row.efficiency, row.sync_share, row.verdict)
+         *ends(row.speed_up), row.efficiency, row.sync_share, row.verdict,
+         None if row.bare is None else row.bare.mean, *ends(row.ratio))
         for row in rows
     ]  # fmt: skip
     return csv_text(COLUMNS, lines)

@@ -40,13 +40,16 @@ def scale_page(rows: Sequence[ScaleRow], name: str, note: str) -> str:
         style=Markup(style),
         policy=f"default-src 'none'; style-src 'sha256-{digest}'; img-src data:; base-uri 'none'; form-action 'none'",
         unlike=[row for row in rows if not row.same],
+        bare=any(row.bare is not None for row in rows),
+        notes=[(row.label, row.launcher, text) for row in rows for text in row.bare_notes],
     )
 
 
 def chart(rows: Sequence[ScaleRow]) -> dict[str, Any]:
     """Speed-up by number of ranks with its intervals, and the line of perfect scaling.
 
-    A point is hollow where the verdict does not say that the function is the same.
+    A point is hollow where the verdict does not say that the function is the same. Thin dashed lines with hollow
+    diamonds are bare scripts, against their own fewest ranks.
     """
     series = list(dict.fromkeys(f"{row.engine}@{row.version}" for row in rows))
     values = []
@@ -70,11 +73,18 @@ def chart(rows: Sequence[ScaleRow]) -> dict[str, Any]:
     )
     x = alt.X("ranks:Q", title="Ranks", axis=alt.Axis(values=counts, format="d"), scale=alt.Scale(nice=False))
     # An interval of two repeats can be a thousand times as wide as its mean: what is beyond the axis is cut off.
-    top = 1.25 * max([counts[-1] / base, *(row.speed_up.mean for row in rows if row.speed_up is not None)])
+    means = [value.mean for row in rows for value in (row.speed_up, row.bare_speed_up) if value is not None]
+    top = 1.25 * max([counts[-1] / base, *means])
     title = f"Speed-up against {base} rank{'s' if base > 1 else ''}"
     y = alt.Y("speed_up:Q", title=title, scale=alt.Scale(domain=[0, top], nice=False))
     colour = alt.Color("engine:N", title=None, scale=alt.Scale(domain=series, range=_COLOURS[: len(series)] * 9))
     own = alt.Chart(alt.InlineData(values))
+    bare = [
+        {"engine": f"{row.engine}@{row.version}", "ranks": row.ranks, "speed_up": row.bare_speed_up.mean}
+        for row in rows
+        if row.bare_speed_up is not None
+    ]
+    theirs = alt.Chart(alt.InlineData(bare)).encode(x=x, y=y, color=colour)
     layers = [
         ideal.encode(x=x, y=y),
         own.mark_rule(strokeWidth=1.5, clip=True).encode(x=x, y=alt.Y("low:Q", title=""), y2="high:Q", color=colour),
@@ -84,6 +94,11 @@ def chart(rows: Sequence[ScaleRow]) -> dict[str, Any]:
             x=x, y=y, color=colour
         ),
     ]
+    if bare:
+        layers[1:1] = [
+            theirs.mark_line(strokeWidth=1, strokeDash=[2, 2]),
+            theirs.mark_point(filled=False, shape="diamond", size=110, strokeWidth=1),
+        ]
     found: dict[str, Any] = (
         alt.layer(*layers).properties(width=560, height=320).configure_axis(titleFontWeight="normal").to_dict()
     )

@@ -87,6 +87,13 @@ def scale(
     threads: Annotated[
         int, typer.Option("--threads", help="Threads of every rank. Default: the job's (0: all cores, shared).")
     ] = 0,
+    bare: Annotated[
+        bool,
+        typer.Option(
+            "--bare",
+            help="Also run a plain script of each framework by its own launcher, and compare. cnn2 with SGD only.",
+        ),
+    ] = False,
     results: options.Results = None,
     job_id: options.ChosenId = "",
     connection: options.Connection,
@@ -99,15 +106,22 @@ def scale(
     more ranks have less to do each. Where the verdict is not IDENTICAL or ROUNDING, nothing is ranked: a faster
     training of something else is no gain. Exit codes as for 'run'.
 
+    With --bare, what Crosstrain costs is measured as well. After each repeat, or before it, in turn, the framework's
+    own launcher (torchrun, horovodrun, mpiexec, or the script alone) starts a plain script that trains the same
+    network on the same data with the same batch, threads, rate and number of steps. Printed is the throughput through
+    the service over the script's, paired by repeat: 1 is as fast. The scripts are in benchmarks/bare of the checkout;
+    the services must be on this machine. Where no script does what the job asks for, a line says why.
+
     Written besides the usual results: scale.csv and scale.html, a chart. On one processor set --threads 1, so that
     one rank does not use all cores already.
 
     Examples: 'crosstrain scale examples/cnn2-parallel.yaml --ranks 1,2 --threads 1',
-    'crosstrain scale job.yaml --ranks 1,2,4 --engine torch --backend horovod --repeats 5'.
+    'crosstrain scale job.yaml --ranks 1,2,4 --engine torch --backend horovod --repeats 5',
+    'crosstrain scale job.yaml --ranks 1,2 --threads 1 --bare'.
     """
     from crosstrain.cli import scaling
 
-    code = scaling.scale(connection, job, results, job_id, ranks, engine or [], repeats, backend, threads)
+    code = scaling.scale(connection, job, results, job_id, ranks, engine or [], repeats, backend, threads, bare)
     raise typer.Exit(code)
 
 
