@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
 from typing import Any
@@ -470,3 +471,23 @@ def test_evidence_is_checked() -> None:
     with pytest.raises(ValueError, match="task"):
         evidence(task="guess")
     assert FAILED.holds is False
+
+
+def test_mixed_precision_says_what_the_same_means_and_what_was_left_out() -> None:
+    found = _judged(engine(skipped=2), precision="mixed_float16")
+    assert "layers are computed in float16, with 11 significant bits" in found["parity"]
+    assert "so many updates fewer: PyTorch 2.13.0 2 updates of 100." in found["parity"]
+    assert "did not make the same number of updates" in found["parity"]
+    assert [row["skipped_updates"] for row in found["engines"]] == [0, 2]
+    assert "It left out 2 updates of 100 because a gradient overflowed float16." in found["engines"][1]["sentence"]
+    assert "No update was left out." in _judged(engine(), precision="mixed_float16")["parity"]
+    assert "update was left out" not in _judged(engine(), precision="mixed_bfloat16")["parity"]
+    assert _judged(engine())["parity"] == ""
+
+
+def test_what_counts_as_rounding_of_the_loss_is_told() -> None:
+    assert _judged(engine())["departure"] == 1e-6
+    coarse = dataclasses.replace(trace(1e-3), unit=2.0**-11)
+    found = _judged(engine(trace=coarse), precision="mixed_bfloat16")
+    assert found["departure"] == pytest.approx(1e-6 * 2**13)
+    assert found["engines"][1]["free_run"]["departed_step"] == -1
