@@ -37,8 +37,8 @@ def check_update(
     added in another order), then with the distance of two correct passes ("update, own pass"), for gradients of
     which that distance leaves something to judge by (:data:`LARGEST_DISTANCE`).
 
-    In mixed precision such bounds are wide. An update that is the one of the recorded gradient times a single factor, in
-    every element and to float32, has used that gradient and no other: nothing excuses the factor. An update by SGD that
+    In mixed precision such bounds are wide. An update that is the one of the recorded gradient times a single factor,
+    in every element and to float32, has used that gradient and no other: nothing excuses the factor. An update by SGD that
     needs the wider bounds must have the right size as a whole (kind "update, size"). Other rules divide by the size of
     the gradient: its errors have no mean of zero there.
 
