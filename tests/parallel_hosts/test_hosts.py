@@ -58,6 +58,18 @@ def test_a_member_cut_off_is_reported_and_awaited(platform: Platform) -> None:
     platform.await_free()
 
 
+def test_a_leader_cut_off_is_reported_and_awaited(platform: Platform) -> None:
+    run = platform.create(document("ranks", epochs=30), "leader")
+    platform.await_steps("leader", 20)
+    with cut_off(platform.members[0]):
+        await_true(lambda: "member-0" in platform.client.get_job("leader").runs[0].notice, 10)
+        await_true(lambda: not platform.ranks(1, run), 10)
+    job, events = platform.finished("leader")
+    assert not job.runs[0].notice
+    assert len(curve(events, run)) == 150
+    platform.await_free()
+
+
 def test_a_run_goes_on_without_a_member_that_was_cut_off(platform: Platform) -> None:
     """Its ranks take over the other's shares; the member ends its part when it is back."""
     run = platform.create(document("ranks", epochs=30, on_rank_loss="shrink"), "shrunk")

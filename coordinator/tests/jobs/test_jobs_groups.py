@@ -207,10 +207,12 @@ def test_a_leader_whose_machine_is_lost_comes_back(spread: Spread) -> None:
     run = spread.create(document(epochs=16), "leader").runs[0].run.run_id
     spread.await_steps("leader", 20)
     spread.replicas[0].kill()
-    time.sleep(1)
+    wait_for(lambda: "ranks-0" in spread.client.get_job("leader").runs[0].notice, 10)
     spread.replicas[0].start()
     job, events = spread.finished("leader")
     assert job.state == SUCCEEDED, job.error
+    assert not job.runs[0].notice
+    assert any("ranks-0" in event.run_changed.notice for event in events)
     assert len(curve(events, run)) == 16 * 5
     wait_for(spread.free)
 

@@ -71,9 +71,11 @@ class PlainLines(Silent):
     def update(self, record: JobRecord, event: coordinator_pb2.JobEvent) -> None:
         """Prints a line if the event is worth one."""
         kind = event.WhichOneof("event")
-        if kind == "run_changed" and record.runs[event.run_changed.run.run_id].checked:
+        if kind == "run_changed":
             changed = record.runs[event.run_changed.run.run_id]
-            print(printable(f"{title(changed)}: checked"), file=sys.stderr, flush=True)
+            seen = event.run_changed.notice or ("checked" if changed.checked else "")
+            if seen:
+                print(printable(f"{title(changed)}: {seen}"), file=sys.stderr, flush=True)
         elif kind == "verdict_reached":
             print(f"verdict: {verdict_name(event.verdict_reached.verdict) or 'none'}", file=sys.stderr, flush=True)
         if kind != "run_event":
@@ -119,13 +121,17 @@ class LiveTable(Silent):
         self._record = record
         if event.WhichOneof("event") == "run_event":
             run = record.runs[event.run_event.run_id]
-            warning = warning_text(event.run_event, run)
-            if warning:
-                self._live.console.print(printable(f"{title(run)}: {warning}"), markup=False, highlight=False)
+            self._print(run, warning_text(event.run_event, run))
+        elif event.WhichOneof("event") == "run_changed":
+            self._print(record.runs[event.run_changed.run.run_id], event.run_changed.notice)
         now = time.monotonic()
         if now - self._drawn >= _DRAW_SECONDS:
             self._drawn = now
             self._live.update(self._table(record), refresh=True)
+
+    def _print(self, run: RunRecord, text: str) -> None:
+        if text:
+            self._live.console.print(printable(f"{title(run)}: {text}"), markup=False, highlight=False)
 
     def _table(self, record: JobRecord) -> Table:
         from rich import box

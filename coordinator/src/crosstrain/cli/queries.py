@@ -66,6 +66,8 @@ def show(connection: Connection, job_id: str) -> None:
         if record.members:
             members = ", ".join(f"{item.service} ({item.ranks})" for item in record.members)
             output.text(f"{record.run.run_id} spans services (ranks): {members}")
+        if record.notice:
+            output.text(f"{record.run.run_id}: {record.notice}")
     output.text()
     output.text(job.document)
 
@@ -139,6 +141,7 @@ def job_json(job: coordinator_pb2.Job) -> dict[str, Any]:
                 "state": run_state(record.run.state),
                 "error": record.run.error.message if record.run.HasField("error") else None,
                 "members": [{"service": item.service, "ranks": item.ranks} for item in record.members],
+                "notice": record.notice,
             }
             for record in job.runs
         ],

@@ -90,7 +90,10 @@ class GroupTender(Attendant):
         if row.cancel_requested or not group.port:
             return _QUICK
         others = [member for member in group.members[1:] if not member.freed]
-        return max(pool.map(lambda member: self._try(row, group, member, self._keep), others), default=_CALM)
+        leader = pool.submit(self._heed_leader, row)
+        pause = max(pool.map(lambda member: self._try(row, group, member, self._keep), others), default=_CALM)
+        leader.result()
+        return pause
 
     def _try(self, row: RunRow, group: Group, member: Member, action: Action) -> float:
         """Does something for a member; seconds until the next time."""
@@ -103,6 +106,19 @@ class GroupTender(Attendant):
         return pause
 
     # While the run is at work.
+
+    def _heed_leader(self, row: RunRow) -> None:
+        """Notes with the run that its leading service does not answer: an event would only come from there."""
+        try:
+            stub = service_pb2_grpc.TrainingServiceStub(channel_of(self._registry, row.service))
+            stub.GetRun(service_pb2.GetRunRequest(run_id=row.run_id), timeout=_RPC_SECONDS)
+            notice = ""
+        except (grpc.RpcError, CrosstrainError) as error:
+            failure = from_rpc(error) if isinstance(error, grpc.RpcError) else error
+            silent = transient(failure)
+            notice = f"service {row.service}, which leads the run, does not answer; it is awaited" if silent else ""
+        if notice != row.record.notice:
+            self._store.runs.note(row.run_id, notice)
 
     def _keep(self, row: RunRow, group: Group, member: Member) -> float:
         """Sees to it that a member is at work."""

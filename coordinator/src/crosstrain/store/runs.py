@@ -60,6 +60,7 @@ class RunStore:
                 stored.append(item)
             journal.append(stored)
             if stored:
+                record.notice = ""
                 journal.close()
                 _save(connection, record, last_sequence=sequence)
         ended = record.run.state in TERMINAL_RUN_STATES
@@ -113,6 +114,7 @@ class RunStore:
                 return
             record.run.state = state
             record.run.end_time.CopyFrom(timestamp(journal.now_ns))
+            record.notice = ""
             if error is not None:
                 record.run.error.CopyFrom(error)
             journal.run_changed(record)
@@ -120,6 +122,17 @@ class RunStore:
             _save(connection, record)
         self._jobs.events_changed.notify(journal.job_id)
         self._jobs.work_changed.notify()
+
+    def note(self, run_id: str, notice: str) -> None:
+        """Stores what is seen of a run at work, for people; the next event of the run removes it."""
+        with self._open(run_id) as (connection, journal, _row, record):
+            if record.run.state in TERMINAL_RUN_STATES or record.notice == notice:
+                return
+            record.notice = notice
+            journal.run_changed(record)
+            journal.close()
+            _save(connection, record)
+        self._jobs.events_changed.notify(journal.job_id)
 
     def checked(self, run_id: str, digest: str = "", error: errors_pb2.Error | None = None) -> None:
         """Stores what the checks of a probe found, or why there are none; nothing if it was stored before."""

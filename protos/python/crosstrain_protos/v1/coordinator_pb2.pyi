@@ -336,6 +336,7 @@ class JobRun(_message.Message):
     VARIANT_FIELD_NUMBER: _builtins.int
     PARALLEL_FIELD_NUMBER: _builtins.int
     MEMBERS_FIELD_NUMBER: _builtins.int
+    NOTICE_FIELD_NUMBER: _builtins.int
     repeat: _builtins.int
     """Repeat, from 0."""
     service: _builtins.str
@@ -347,6 +348,10 @@ class JobRun(_message.Message):
     variant: _builtins.str
     """What the job's document adds to the engine's name in brackets, as in "data=2,backend=horovod"; empty if
     nothing. Tells runs of one engine apart that only differ in how training is spread.
+    """
+    notice: _builtins.str
+    """What the coordinator sees of a run at work from outside, for people: that the service which leads it does not
+    answer. Empty if nothing.
     """
     @_builtins.property
     def run(self) -> _run_pb2.Run:
@@ -386,10 +391,11 @@ class JobRun(_message.Message):
         variant: _builtins.str = ...,
         parallel: _training_pb2.Parallel | None = ...,
         members: _abc.Iterable[Global___RunMember] | None = ...,
+        notice: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["certificate_error", b"certificate_error", "parallel", b"parallel", "result", b"result", "run", b"run"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["certificate_digest", b"certificate_digest", "certificate_error", b"certificate_error", "evaluations", b"evaluations", "members", b"members", "parallel", b"parallel", "purpose", b"purpose", "repeat", b"repeat", "result", b"result", "run", b"run", "service", b"service", "variant", b"variant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["certificate_digest", b"certificate_digest", "certificate_error", b"certificate_error", "evaluations", b"evaluations", "members", b"members", "notice", b"notice", "parallel", b"parallel", "purpose", b"purpose", "repeat", b"repeat", "result", b"result", "run", b"run", "service", b"service", "variant", b"variant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
