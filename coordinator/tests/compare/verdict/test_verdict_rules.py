@@ -480,6 +480,10 @@ def test_mixed_precision_says_what_the_same_means_and_what_was_left_out() -> Non
     assert "did not make the same number of updates" in found["parity"]
     assert [row["skipped_updates"] for row in found["engines"]] == [0, 2]
     assert "It left out 2 updates of 100 because a gradient overflowed float16." in found["engines"][1]["sentence"]
+    # However close the losses are: one of the runs made other steps.
+    assert found["engines"][1]["verdict"] == found["verdict"] == found["pairs"][0]["verdict"] == "INCONCLUSIVE"
+    assert "overflowed float16, PyTorch 2.13.0 left out 2 updates of 100 and Lasagne 0.1 none" in found["sentence"]
+    assert "mixed_bfloat16" in found["next_steps"][0]
     assert "No update was left out." in _judged(engine(), precision="mixed_float16")["parity"]
     assert "update was left out" not in _judged(engine(), precision="mixed_bfloat16")["parity"]
     assert _judged(engine())["parity"] == ""

@@ -81,6 +81,8 @@ def _decide(
         missing = phrases.no_free_run(engine, other if evidence.reference != engine.label else engine)
         if missing:
             return INCONCLUSIVE, missing, [phrases.RUN_AGAIN]
+    if found is not None and other is not None and engine.skipped != other.skipped:
+        return INCONCLUSIVE, phrases.other_updates(engine, other), [phrases.NO_OVERFLOW]
     if found is not None and not found.explained:
         if other is not None and other.failed:
             return INCONCLUSIVE, phrases.wrong_reference(engine, other), [phrases.OTHER_REFERENCE]

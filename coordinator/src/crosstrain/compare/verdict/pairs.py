@@ -90,6 +90,8 @@ def _free(
         return INCONCLUSIVE, (
             f"{one} and {other} agree in every checked step, but {missing} has no finished training run"
         )
+    if left.skipped != right.skipped:
+        return INCONCLUSIVE, phrases.other_updates(left, right)
     # Two runs that rounding accounts for against the same reference are accounted for against one another.
     against_reference = (a.free_run is not None or b.free_run is not None) and a.accounted and b.accounted
     departed = apart.departed_step >= 0

@@ -22,6 +22,10 @@ MORE_ENVELOPE = (
     "Make more runs from perturbed initial weights: 4 make the envelope usable, 19 the rank test conclusive."
 )
 OTHER_REFERENCE = "Run the job with another reference: an engine whose checks hold, such as the NumPy reference."
+NO_OVERFLOW = (
+    "Run the job in mixed_bfloat16, where nothing overflows, or in float32: updates that float16 leaves out depend on the "
+    "factor that a framework multiplies the loss by."
+)
 LOOK_AT_ELEMENT = (
     "No known convention explains the failure: compute the value of the worst element by hand from the records."
 )
@@ -175,6 +179,19 @@ def left_out(engine: EngineEvidence) -> str:
     if not engine.skipped:
         return ""
     return f"it left out {counted(engine.skipped, 'update')}{_of_all(engine)} because a gradient overflowed float16"
+
+
+def other_updates(engine: EngineEvidence, other: EngineEvidence) -> str:
+    """Two runs that did not make the same number of updates."""
+    made = [
+        f"{name_of(item)} left out {counted(item.skipped, 'update')}{_of_all(item)}" if item.skipped
+        else f"{name_of(item)} none"
+        for item in (engine, other)
+    ]  # fmt: skip
+    return (
+        f"every checked step of {name_of(engine)} holds ({evidence_of(engine)}), but the training runs did not make the "
+        f"same updates: because a gradient overflowed float16, {listed(made)}"
+    )
 
 
 def no_probe(engine: EngineEvidence) -> str:
