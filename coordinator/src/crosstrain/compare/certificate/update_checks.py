@@ -38,9 +38,9 @@ def check_update(
     which that distance leaves something to judge by (:data:`LARGEST_DISTANCE`).
 
     In mixed precision such bounds are wide. An update that is the one of the recorded gradient times a single factor,
-    in every element and to float32, has used that gradient and no other: nothing excuses the factor. An update by SGD that
-    needs the wider bounds must have the right size as a whole (kind "update, size"). Other rules divide by the size of
-    the gradient: its errors have no mean of zero there.
+    in every element and to float32, has used that gradient and no other: nothing excuses the factor. An update by SGD
+    that needs the wider bounds must have the right size as a whole (kind "update, size"). Other rules divide by the
+    size of the gradient: its errors have no mean of zero there.
 
     An update that the engine says it left out, because a gradient overflowed float16, must have changed nothing.
     """

@@ -23,8 +23,8 @@ MORE_ENVELOPE = (
 )
 OTHER_REFERENCE = "Run the job with another reference: an engine whose checks hold, such as the NumPy reference."
 NO_OVERFLOW = (
-    "Run the job in mixed_bfloat16, where nothing overflows, or in float32: updates that float16 leaves out depend on the "
-    "factor that a framework multiplies the loss by."
+    "Run the job in mixed_bfloat16, where nothing overflows, or in float32: which updates float16 leaves out depends on "
+    "the factor that a framework multiplies the loss by."
 )
 LOOK_AT_ELEMENT = (
     "No known convention explains the failure: compute the value of the worst element by hand from the records."
@@ -189,8 +189,8 @@ def other_updates(engine: EngineEvidence, other: EngineEvidence) -> str:
         for item in (engine, other)
     ]  # fmt: skip
     return (
-        f"every checked step of {name_of(engine)} holds ({evidence_of(engine)}), but the training runs did not make the "
-        f"same updates: because a gradient overflowed float16, {listed(made)}"
+        f"every checked step of {name_of(engine)} holds ({evidence_of(engine)}), but the training runs did not make "
+        f"the same updates: because a gradient overflowed float16, {listed(made)}"
     )
 
 
