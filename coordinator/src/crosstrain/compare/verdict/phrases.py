@@ -23,8 +23,8 @@ MORE_ENVELOPE = (
 )
 OTHER_REFERENCE = "Run the job with another reference: an engine whose checks hold, such as the NumPy reference."
 NO_OVERFLOW = (
-    "Run the job in mixed_bfloat16, where nothing overflows, or in float32: which updates float16 leaves out depends on "
-    "the factor that a framework multiplies the loss by."
+    "Run the job in mixed_bfloat16, where nothing overflows, or in float32: which updates float16 leaves out depends "
+    "on the factor that a framework multiplies the loss by."
 )
 LOOK_AT_ELEMENT = (
     "No known convention explains the failure: compute the value of the worst element by hand from the records."
