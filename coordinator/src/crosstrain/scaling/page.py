@@ -48,7 +48,7 @@ def scale_page(rows: Sequence[ScaleRow], name: str, note: str) -> str:
 def chart(rows: Sequence[ScaleRow]) -> dict[str, Any]:
     """Speed-up by number of ranks with its intervals, and the line of perfect scaling.
 
-    A point is hollow where the verdict does not say that the function is the same. Thin dashed lines with hollow
+    A point is hollow where the verdict does not say that the function is the same. Thin dotted lines with hollow
     diamonds are bare scripts, against their own fewest ranks.
     """
     series = list(dict.fromkeys(f"{row.engine}@{row.version}" for row in rows))
@@ -100,7 +100,11 @@ def chart(rows: Sequence[ScaleRow]) -> dict[str, Any]:
             theirs.mark_point(filled=False, shape="diamond", size=110, strokeWidth=1),
         ]
     found: dict[str, Any] = (
-        alt.layer(*layers).properties(width=560, height=320).configure_axis(titleFontWeight="normal").to_dict()
+        # Browsers' letters may be wider than those that the picture was laid out with.
+        alt.layer(*layers)
+        .properties(width=560, height=320, padding={"left": 5, "top": 5, "right": 60, "bottom": 5})
+        .configure_axis(titleFontWeight="normal", titlePadding=14)
+        .to_dict()
     )
     return found
 
