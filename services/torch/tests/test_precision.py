@@ -6,7 +6,7 @@ import numpy as np
 import oracle
 import pytest
 import ranks
-from test_engine import assert_same, everything
+from test_engine import assert_same
 
 from crosstrain_service.model import Convolution, LocalResponseNorm, Pad, Pool, Relu
 from crosstrain_service.probe import record_steps
@@ -43,7 +43,7 @@ def test_gradients_are_those_of_float32(layer, precision):
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_resuming_is_bit_exact(precision):
-    model = everything()
+    model = oracle.everything()
     settings = oracle.training(oracle.RULES["adam"], weight_decay=WeightDecay(0.01, True), clip_norm=0.5)
     batches = make_batches(model, 6, 5)
     whole = oracle.engine(model, settings, precision=precision)
@@ -84,7 +84,7 @@ def test_a_step_that_overflows_is_left_out_and_told(rule, caplog):
     ("mixed_bfloat16", Parallel(pipeline=2)),
 ], ids=lambda value: value if isinstance(value, str) else "%d-%d-%d" % (value.data, value.tensor, value.pipeline))
 def test_several_ranks(precision, parallel):
-    model = cnn2((1, 8, 8), 4, (4, 6), 10) if parallel.pipeline > 1 else everything()
+    model = cnn2((1, 8, 8), 4, (4, 6), 10) if parallel.pipeline > 1 else oracle.everything()
     settings, batches = oracle.training(oracle.RULES["sgd"]), make_batches(model, 2, 13, sparse=False)
     one = ranks.train(Execution(precision=precision), model, settings, batches)
     several = ranks.run(ranks.train, parallel, model, settings, batches, precision=precision)

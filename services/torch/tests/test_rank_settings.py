@@ -7,7 +7,6 @@ import sys
 import oracle
 import psutil
 import pytest
-from test_engine import everything
 
 from crosstrain_service.capabilities import UNSUPPORTED, features_of_execution, require
 from crosstrain_service.errors import CrosstrainError
@@ -96,7 +95,7 @@ def test_divided_layers():
 
 
 def test_refusals():
-    small, norms = cnn2((1, 8, 8), 4, (4, 6), 10), everything()
+    small, norms = cnn2((1, 8, 8), 4, (4, 6), 10), oracle.everything()
     settings = oracle.training(oracle.RULES["sgd"])
 
     def why(model, parallel=Parallel(), **execution):  # noqa: B008
