@@ -102,8 +102,8 @@ class Platform:
         """Creates a job and waits until it has succeeded."""
         return self.finish(self.client.create_job(text, *data, job_id))
 
-    def crosstrain(self, *arguments: object) -> Ran:
-        """Runs a command as a process, with a cache and a state folder of its own."""
+    def crosstrain(self, *arguments: object, seconds: float = 200) -> Ran:
+        """Runs a command as a process, with a cache and a state folder of its own, for ``seconds`` at most."""
         variables = {
             **os.environ,
             "CROSSTRAIN_CACHE": str(self.folder / "cache"),
@@ -113,7 +113,7 @@ class Platform:
         }
         done = subprocess.run(
             [sys.executable, "-m", "crosstrain", *map(str, arguments)],
-            env=variables, capture_output=True, text=True, timeout=200, check=False, cwd=self.folder,
+            env=variables, capture_output=True, text=True, timeout=seconds, check=False, cwd=self.folder,
         )  # fmt: skip
         assert "Traceback" not in done.stdout + done.stderr, done.stderr
         return Ran(done.returncode, done.stdout, done.stderr)
