@@ -54,6 +54,8 @@ def probe(
     for event in service.watch(run_id, PROBE_SECONDS):
         if event.WhichOneof("event") == "probe_recorded":
             item = event.probe_recorded
+            if item.case_id in order[:at]:
+                continue  # the run has begun again
             while order[at] != item.case_id:
                 yield order[at], outcomes.pop(order[at])
                 at += 1
@@ -63,6 +65,8 @@ def probe(
                 outcomes[item.case_id].error = item.error.message
             else:
                 outcomes[item.case_id].records[item.step] = service.tensors(item.digest)
+        elif event.WhichOneof("event") == "rank_lost":
+            outcomes[order[at]].error = f"rank {event.rank_lost.rank} was lost: {event.rank_lost.reason}"
         elif event.WhichOneof("event") == "state_changed" and event.state_changed.HasField("error"):
             for name in order[at:]:
                 if len(outcomes[name].records) < wanted[name]:

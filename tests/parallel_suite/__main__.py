@@ -13,7 +13,7 @@ from pathlib import Path
 from tests.support.catalogue import ROOT, choose
 
 from . import table
-from .execute import Execution
+from .execute import Execution, Results
 from .faults import FAULTS
 from .nets import cases
 
@@ -34,13 +34,17 @@ def main() -> int:
     options = parser.parse_args()
     names = options.cases.split(",") if options.cases else [case.name for case in cases()]
     chosen = tuple(case for case in cases() if case.name in names)
-    execution = Execution(lambda line: print(line, flush=True), chosen, options.strategy)
+    before = table.read_json(options.json) if options.join and options.json.exists() else Results()
+
+    def keep(results: Results) -> None:
+        table.write_json(table.joined(before, results), options.json)
+
+    execution = Execution(lambda line: print(line, flush=True), chosen, options.strategy, keep)
     planted = () if options.no_faults else FAULTS
     results = execution.run(choose(options.only), options.workers, parity=not options.no_parity, planted=planted)
     summary = table.Summary(results)
-    if options.join and options.json.exists():
-        results = table.joined(table.read_json(options.json), results)
-    table.write_json(results, options.json)
+    keep(results)
+    results = table.joined(before, results)
     part = (options.only, options.strategy, options.cases, options.no_parity, options.no_faults)
     if options.join or not any(part):
         table.write_document(results, options.docs)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -32,7 +33,7 @@ Traces = dict[str, LossTrace | str]
 @dataclass
 class Results:
     """What came out. ``undeclared`` and ``refused``: (engine, strategy, case or "", reason); ``missing``: engines
-    that cannot run here.
+    that cannot run here; ``broken``: those that the suite itself failed in.
     """
 
     parity: list[scoring.Parity] = field(default_factory=list)
@@ -41,6 +42,7 @@ class Results:
     refused: list[tuple[str, str, str, str]] = field(default_factory=list)
     missing: dict[str, str] = field(default_factory=dict)
     seconds: float = 0.0
+    broken: list[str] = field(default_factory=list)
 
 
 class _Pending(NamedTuple):
@@ -51,10 +53,17 @@ class _Pending(NamedTuple):
 
 
 class Execution:
-    """Executes the plans; ``say`` is told what is going on."""
+    """Executes the plans; ``say`` is told what is going on, and ``keep`` is given what there is so far."""
 
-    def __init__(self, say: Say, chosen: tuple[Sampled, ...] = (), only: str = "") -> None:
+    def __init__(
+        self,
+        say: Say,
+        chosen: tuple[Sampled, ...] = (),
+        only: str = "",
+        keep: Callable[[Results], None] = lambda results: None,
+    ) -> None:
         self._say = say
+        self._keep = keep
         self._chosen = chosen
         self._only = only
         self._begin = time.monotonic()
@@ -109,8 +118,13 @@ class Execution:
                 description = descriptions.get(engine.name)
                 if description is None or description.unavailable_reason:
                     self._missing([engine], description.unavailable_reason if description else "no such engine")
-                else:
+                    continue
+                try:
                     work(service, engine, description)
+                except Exception as error:  # what the other engines gave is kept
+                    traceback.print_exc()
+                    with self._lock:
+                        self.results.broken.append(f"{engine}: {error!r}")
 
     def _missing(self, engines: list[EngineId], reason: str) -> None:
         with self._lock:
@@ -199,6 +213,7 @@ class Execution:
                 (several.judged.result(), traces[strategy.title])))  # fmt: skip
         with self._lock:
             self.results.parity += parities
+            self._keep(self.results)
         good = sum(parity.holds for parity in parities)
         self.report(f"{engine}, {strategy.title}: parity {good}/{len(parities)} ({seconds:.0f} s)")
         for parity in parities:
@@ -235,6 +250,7 @@ class Execution:
         scores = [item.result() for item in judged]
         with self._lock:
             self.results.scores += scores
+            self._keep(self.results)
         good = sum(score.named for score in scores)
         self.report(f"{engine}, {title}: faults {good}/{len(scores)} ({time.monotonic() - begin:.0f} s)")
         for score in scores:

@@ -23,6 +23,7 @@ class Summary:
         self.parity = len(results.parity)
         self.holds = sum(parity.holds for parity in results.parity)
         self.faults = len(results.scores)
+        self.broken = results.broken
         self.named = sum(score.named for score in results.scores)
 
     @property
@@ -33,7 +34,8 @@ class Summary:
     @property
     def passed(self) -> bool:
         """Whether everything that ran is as it must be, and something ran."""
-        return self.parity + self.faults > 0 and self.holds == self.parity and self.named == self.faults
+        right = self.holds == self.parity and self.named == self.faults
+        return self.parity + self.faults > 0 and right and not self.broken
 
 
 def document(results: Results) -> dict[str, Any]:
@@ -57,6 +59,7 @@ def document(results: Results) -> dict[str, Any]:
         "refused": [list(item) for item in results.refused],
         "undeclared": [list(item) for item in results.undeclared],
         "missing": results.missing,
+        "broken": results.broken,
     }  # fmt: skip
 
 
@@ -95,6 +98,7 @@ def joined(before: Results, now: Results) -> Results:
         [item for item in before.refused if item[:2] not in said] + now.refused,
         {name: reason for name, reason in {**before.missing, **now.missing}.items() if name not in ran},
         before.seconds + now.seconds,
+        now.broken,
     )
 
 

@@ -160,20 +160,22 @@ class TheanoEngine(Engine):
         network = self._network
         outputs = [variable for variable, _ in network.outputs.values()]
         parameters = [stored.variable for stored in network.parameters.values()]
-        inputs = [network.x, network.labels] + list(network.masks.values())
+        inputs = [network.x, network.labels] + list(network.masks.values()) + network.weights
         if "recording" not in self._functions:
             # The loss is a mean over all samples, so nothing between it and the input is disconnected.
             if self._team is None:
                 found = theano.grad(network.loss, outputs + parameters)
             else:
+                objective = network.loss if network.objective is None else network.objective
                 with self._team.branch():
-                    found = theano.grad(network.loss * self._team.part, outputs + parameters)
+                    found = theano.grad(objective * self._team.part, outputs + parameters)
             self._compiled("recording", inputs, [network.loss] + outputs + found, phase=1)
         self._draw_apart(batch.step)
         self._set_part(batch)
+        given = self._mask_inputs(batch) + [np.ones(len(batch.labels), self._dtype) for _ in network.weights]
         with explained("recording step %d" % batch.step):
             values = self._functions["recording"](
-                np.asarray(batch.x, dtype=self._dtype), self._labels(batch), *self._mask_inputs(batch)
+                np.asarray(batch.x, dtype=self._dtype), self._labels(batch), *given
             )
         count = len(outputs)
         result = Intermediates(float(values[0]), OrderedDict(), OrderedDict(), OrderedDict())

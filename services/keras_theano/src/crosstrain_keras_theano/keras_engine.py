@@ -77,6 +77,10 @@ class KerasTheanoEngine(TheanoEngine):
         # Keras multiplies by sample weights, an input of the training step that is 1 for every sample.
         network.loss = self._keras_model.loss_functions[0](network.labels, self._keras_model.outputs[0])
         self._penalized = bool(self._keras_model.losses)
+        if self._team is not None and not self._penalized:
+            # Parts that are no powers of two round as in the step only if they are multiplied in its order.
+            network.objective = self._keras_model.total_loss
+            network.weights = list(self._keras_model.sample_weights)
         with explained("building the updates"):
             self._optimizer.prepare(
                 self._keras_model.total_loss,

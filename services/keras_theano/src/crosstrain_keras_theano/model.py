@@ -5,7 +5,7 @@ with their gradients and their optimizer state. Theano stores dense weights as (
 """
 
 from collections import OrderedDict
-from typing import Any, Dict, NamedTuple, Optional, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 import numpy as np
 
@@ -97,6 +97,8 @@ class Network:
     - ``x``, ``labels`` and ``masks`` (by layer, canonical semantics only): inputs of the training graph;
     - ``outputs``: every layer's output in the training graph, with its layout;
     - ``loss``: mean loss over the batch without penalties;
+    - ``objective``: what the training step differentiates where that has the same value but more factors, or None;
+      ``weights``: inputs of it that are 1 for every sample;
     - ``penalty``: the framework's own L2 penalty in native semantics, or None;
     - ``logits``: (B, K) in evaluation mode, a function of ``x`` and perhaps of ``phase``;
     - ``phase``: Keras's learning phase where the graphs depend on it, or None;
@@ -111,6 +113,8 @@ class Network:
         self.masks: Dict[str, Variable] = OrderedDict()
         self.outputs: Dict[str, Tuple[Variable, Layout]] = OrderedDict()
         self.loss: Variable = None
+        self.objective: Optional[Variable] = None
+        self.weights: List[Variable] = []
         self.penalty: Optional[Variable] = None
         self.logits: Variable = None
         self.phase: Optional[Variable] = None

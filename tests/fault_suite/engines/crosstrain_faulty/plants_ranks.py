@@ -59,9 +59,8 @@ class Skipped(OfRank):
 
     def batch(self, batch):
         if batch.step == self.step and self.last and (self.in_training or self.everywhere):
-            # The part of this share in so large a whole is lost in rounding; of no part at all some engines report
-            # no loss.
-            return replace(batch, total=1e30)
+            # The part of this share in an endless whole is exactly 0.
+            return replace(batch, total=float("inf"))
         return batch
 
 

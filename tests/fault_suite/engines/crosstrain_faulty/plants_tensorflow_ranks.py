@@ -2,6 +2,7 @@
 
 import contextlib
 
+import numpy as np
 import tensorflow as tf
 from tensorflow import keras
 
@@ -11,7 +12,7 @@ from crosstrain_tensorflow.keras.engine import KerasEngine
 from crosstrain_tensorflow.model import Network
 
 from .plant import replaced
-from .plants_ranks import OfRank, OwnDropout
+from .plants_ranks import OfRank, OwnDropout, SkippedEverywhere
 
 _moments_by_weights = operations.moments_by_weights
 _dropout = Network._dropout
@@ -44,6 +45,20 @@ class LocalNorm(OfRank):
             engine._network._local_batch_norm = True
 
 
+class Skipped(SkippedEverywhere):
+    """Keras has a loss of nothing where nothing counts: the rank reports its own all the same."""
+
+    def recorded(self, engine, batch):
+        logits = engine.predict(batch.x).astype(np.float64)
+        logits -= logits.max(axis=1, keepdims=True)
+        chosen = logits[np.arange(len(logits)), batch.labels]
+        self.own_loss = float(np.mean(np.log(np.exp(logits).sum(axis=1)) - chosen))
+
+    def loss(self, engine, batch, loss):
+        silent = isinstance(engine, KerasEngine) and self.last and batch.step == self.step
+        return self.own_loss if silent else loss
+
+
 class SameDropout(OwnDropout):
     """All ranks draw the dropout of the first one."""
 
@@ -61,4 +76,5 @@ class SameDropout(OwnDropout):
 PLANTS = {
     "ranks.local_norm": LocalNorm,
     "ranks.same_dropout": SameDropout,
+    "ranks.skipped": Skipped,
 }

@@ -74,6 +74,8 @@ class SharedBatchNorm(keras.layers.Layer):
         super().__init__(**options)
         self._add_up = add
         self._epsilon = epsilon
+        #: Whether the batch is that of this process alone, and the others compute nothing.
+        self.alone = False
 
     def build(self, shape: Any) -> None:
         """Makes gamma, beta and the running statistics, each (C,)."""
@@ -89,7 +91,8 @@ class SharedBatchNorm(keras.layers.Layer):
         """The shape of the first input."""
         if isinstance(inputs, (list, tuple)):
             x, weights = inputs
-            mean, variance = operations.moments_by_weights(x, weights, self._add_up)
+            add = (lambda values: values) if self.alone else self._add_up
+            mean, variance = operations.moments_by_weights(x, weights, add)
         else:
             x, mean, variance = inputs, self.moving_mean, self.moving_variance
         return tf.nn.batch_normalization(x, *(

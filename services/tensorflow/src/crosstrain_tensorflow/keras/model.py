@@ -120,9 +120,10 @@ class KerasNetwork:
                 weights: Optional[tf.Tensor] = None) -> Dict[str, tf.Tensor]:
         """Output of every canonical layer, from the models' own layers called one after the other.
 
-        ``weights`` (B,) of the rows for batch norm over several replicas; equal ones if not given.
+        ``weights`` (B,) of the rows for batch norm over several replicas; if not given, the rows are all there are.
         """
         outputs: Dict[str, tf.Tensor] = OrderedDict()
+        alone = weights is None
         y = _chain(self._entry, x)
         for stage in self.stages:
             if stage.mask is not None:
@@ -133,7 +134,9 @@ class KerasNetwork:
                     if isinstance(layer, SharedBatchNorm):
                         if weights is None:
                             weights = tf.fill(tf.shape(y)[:1], 1 / tf.cast(tf.shape(y)[0], y.dtype))
+                        layer.alone = alone
                         y = layer([y, weights] if training else y)
+                        layer.alone = False
                     elif isinstance(layer, layers.BatchNormalization):
                         y = layer(y, training=training)
                     elif isinstance(layer, layers.Dropout):
