@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import socket
 import subprocess
 import sys
@@ -15,9 +14,6 @@ import pytest
 
 #: Addresses for tests of networks, used nowhere else (RFC 2544).
 SUBNET = "198.18.%d" % (os.getpid() % 250)
-
-#: Files that ``ip netns exec`` shows in the place of those in ``/etc``.
-ETC = Path("/etc/netns")
 
 
 class Unavailable(Exception):
@@ -79,10 +75,6 @@ class Network:
         ip("-n", self._bridge, "link", "set", port, "master", "bridge", "up")
         ip("-n", namespace, "address", "add", f"{address}/24", "dev", "eth0")
         ip("-n", namespace, "link", "set", "eth0", "up")
-        # ``ip netns exec`` puts it in the place of the machine's own: a host's name leads to its own address.
-        etc = ETC / namespace
-        etc.mkdir(parents=True)
-        (etc / "hosts").write_text(f"127.0.0.1 localhost\n{address} {socket.gethostname()}\n")
         return Host(namespace, address, self._bridge, port)
 
     def close(self) -> None:
@@ -92,7 +84,6 @@ class Network:
                 os.kill(int(pid), 9)
         for name in self._namespaces:
             ip("netns", "delete", name, check=False)
-            shutil.rmtree(ETC / name, ignore_errors=True)
 
 
 class Host:
