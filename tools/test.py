@@ -29,7 +29,10 @@ from suites import COORDINATOR, Suite, environment_of, suites  # noqa: E402
 
 from crosstrain.launch.catalogue import Catalogue, load_catalogue  # noqa: E402
 from crosstrain.launch.environments import Environment, Unavailable  # noqa: E402
+from crosstrain.launch.extras import equipped_environment  # noqa: E402
 
+#: Environments that are built at the same time.
+_PARALLEL_BUILDS = 2
 #: More failures than this are no accident.
 _MOST_RETRIED = 5
 
@@ -117,6 +120,7 @@ def main() -> int:
     if arguments.list:
         print("\n".join(suite.name for suite in chosen))
         return 0
+    build_services(catalogue, chosen)
     jobs = max(1, min(arguments.jobs, len(chosen)))
     with tempfile.TemporaryDirectory() as name:
         runner = Runner(catalogue, options, Path(name), quiet=jobs > 1)
@@ -125,6 +129,19 @@ def main() -> int:
         for result in results:
             runner.retry(result)
     return report(results)
+
+
+def build_services(catalogue: Catalogue, chosen: list[Suite]) -> None:
+    """Builds the environments of all services before suites that start them: a test that waited for a compiler would
+    run into its time limit. What cannot be built, suites and tests report."""
+    if not any(suite.folder.parent == ROOT / "tests" for suite in chosen):
+        return
+    with ThreadPoolExecutor(_PARALLEL_BUILDS) as pool:
+        for service in catalogue.services:
+            pool.submit(
+                equipped_environment, service, catalogue, tests=True,
+                progress=lambda line: print(f"[setup] {line}", flush=True),
+            )  # fmt: skip
 
 
 def report(results: list[Result]) -> int:
