@@ -105,6 +105,19 @@ def test_native_ranks_draw_dropout_differently(kind):
     assert not any(np.array_equal(kept[0:2], kept[other:other + 2]) for other in (2, 4))
 
 
+def test_statistics_for_evaluation_need_no_other_rank(kind):
+    """One process takes them while the others wait."""
+    x = batches_of(NORMED, "float32")[0].x
+    one, two = (build(kind, NORMED, oracle.training(oracle.RULES["sgd"]), ranks, "float32") for ranks in (1, 2))
+    for stage in two._network.stages:
+        for layer in getattr(stage, "layers", ()):
+            if hasattr(layer, "_add_up"):
+                layer._add_up = None
+    wanted, found = one.batch_statistics(x), two.batch_statistics(x)
+    for name, moments in wanted.items():
+        np.testing.assert_allclose(found[name], moments, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("model", [SMALL, NORMED], ids=["cnn2", "norm"])
 def test_native_semantics(kind, model):
     settings = oracle.training(oracle.RULES["adam"], weight_decay=WeightDecay(0.01))
