@@ -115,5 +115,6 @@ def spread(command: Command) -> Command:
         command(**given)
 
     spread_command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    # typer reads it through inspect.signature; to mypy a function has no such attribute.
     spread_command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     return spread_command

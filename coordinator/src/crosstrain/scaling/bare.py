@@ -113,9 +113,19 @@ class BareTimes:
     @property
     def throughput(self) -> float | None:
         """Samples per second of the steps after the first, as of a run through a service."""
-        first = 1 if len(self.steps) > 1 else 0
-        seconds, samples = sum(self.steps[first:]), sum(self.samples[first:])
-        return samples / seconds if seconds > 0 and samples > 0 else None
+        return samples_per_second(self.steps, self.samples)
+
+
+def samples_per_second(steps: Sequence[float], samples: Sequence[float]) -> float | None:
+    """Throughput of the steps after the first, which holds what is only done once; None where nothing was measured.
+
+    Args:
+        steps: seconds of each step.
+        samples: samples of each step.
+    """
+    first = 1 if len(steps) > 1 else 0
+    seconds, count = float(sum(steps[first:])), float(sum(samples[first:]))
+    return count / seconds if seconds > 0 and count > 0 else None
 
 
 def script_folder(root: Path) -> Path:

@@ -20,6 +20,7 @@ from scipy import stats
 from crosstrain.results.files import csv_text
 from crosstrain.results.records import RunRecord
 
+from .bare import samples_per_second
 from .bare_runs import BareFigures
 
 _CONFIDENCE = 0.95
@@ -112,10 +113,7 @@ class ScaleRow:
 def throughput(run: RunRecord) -> float | None:
     """Samples per second of a run's steps after the first; None where nothing was measured."""
     steps = run.steps()
-    first = 1 if len(steps["step"]) > 1 else 0
-    seconds = float(steps["step_seconds"][first:].sum())
-    samples = float(steps["samples"][first:].sum())
-    return samples / seconds if seconds > 0 and samples > 0 else None
+    return samples_per_second(steps["step_seconds"].tolist(), steps["samples"].tolist())
 
 
 def measure(
