@@ -18,8 +18,8 @@ from .errors import CrosstrainError
 from .events import EventLog
 from .parallel.team import Team, Together
 
-#: Records are written at least this often, seconds, ...
-FLUSH_SECONDS = 0.1
+#: Records are written this often, seconds (who follows a run sees no difference, its training does), ...
+FLUSH_SECONDS = 0.5
 #: ... and at the latest when so many are waiting.
 FLUSH_STEPS = 2048
 

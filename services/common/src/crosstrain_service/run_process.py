@@ -7,10 +7,12 @@ import sys
 import time
 from typing import Callable, Optional
 
+from . import allocator
 from .child import EXIT_ALREADY_RUNNING
 from .describe import Environment
 from .errors import CrosstrainError, without_paths
 from .parallel.plan import needs_launcher
+from .pauses import Pauses
 from .run_record import RunRecord
 from .rundir import start_time
 from .training import Execution
@@ -41,6 +43,7 @@ class RunProcesses:
         directory = record.directory
         environment = dict(os.environ)
         environment["PYTHONHASHSEED"] = "0"
+        allocator.keep_memory(environment)
         module = "crosstrain_service.child"
         if needs_launcher(self._package, record.stored, execution):
             module = "crosstrain_service.parallel.launch"  # which sets the environment of every rank
@@ -56,6 +59,7 @@ class RunProcesses:
             # the child's processes can be ended together.
             process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                                        env=environment, start_new_session=True, close_fds=True)
+        pauses = Pauses()
         while not self._closed():
             if _exited(process.pid):
                 # A process of its own that outlives it would keep its lock, and the run would never go on.
@@ -63,12 +67,13 @@ class RunProcesses:
                 return process.wait()
             if directory.cancel_requested():
                 _end_group(process.pid, lambda: not _exited(process.pid))
-            time.sleep(_POLL_SECONDS)
+            pauses.wait()
         return None
 
     def adopt(self, record: RunRecord) -> Optional[int]:
         """Waits for the end of a child that another front started."""
         directory = record.directory
+        pauses = Pauses()
         while directory.alive() and not self._closed():
             child = directory.child()
             started = start_time(child["pid"]) if child is not None else -1
@@ -77,7 +82,7 @@ class RunProcesses:
                 _signal(child["pid"], signal.SIGKILL)
             elif child is not None and started == child["started"] and directory.cancel_requested():
                 _end_group(child["pid"], directory.alive)
-            time.sleep(_POLL_SECONDS)
+            pauses.wait()
         return None
 
 

@@ -15,6 +15,7 @@ from .capabilities import Feature
 from .errors import CrosstrainError, invalid_field
 from .events import ENDED
 from .model import Model
+from .pauses import Pauses
 from .probe import GROUPS, recorded_digests
 from .run_record import RunRecord
 from .rundir import StoredRequest
@@ -24,9 +25,7 @@ from .status import abort
 from .training import Execution, Training
 
 MAX_CASES = 500
-#: A watcher looks for new events this often, seconds: what it takes from the processor, training does not have.
-_WATCH_SECONDS = 0.05
-#: The same while the run waits for its device.
+#: A watcher looks for new events this often while the run waits for its device, seconds.
 _WATCH_QUEUED_SECONDS = 0.1
 #: Streams of WatchRun open at the same time.
 MAX_WATCHERS = 160
@@ -233,6 +232,7 @@ class TrainingServicer(service_pb2_grpc.TrainingServiceServicer):
     def _events(self, record: RunRecord, after: int, context: grpc.ServicerContext) -> Iterator[
             service_pb2.WatchRunResponse]:
         reader = SpoolReader(record.directory.spool)
+        pauses = Pauses()
         while context.is_active():
             records = reader.read(after, _WATCH_BYTES)
             if records:
@@ -245,8 +245,11 @@ class TrainingServicer(service_pb2_grpc.TrainingServiceServicer):
                 run = record.refresh()
                 if run.state in ENDED and reader.last_sequence >= run.last_sequence:
                     return
-                queued = run.state == run_pb2.RUN_STATE_QUEUED
-                time.sleep(_WATCH_QUEUED_SECONDS if queued else _WATCH_SECONDS)
+                if run.state == run_pb2.RUN_STATE_QUEUED:
+                    time.sleep(_WATCH_QUEUED_SECONDS)
+                    pauses = Pauses()
+                else:
+                    pauses.wait()
 
     @guarded
     def CancelRun(self, request: service_pb2.CancelRunRequest, context: Any) -> service_pb2.CancelRunResponse:

@@ -61,7 +61,8 @@ def train(work: Work) -> None:
     begin = time.perf_counter()
     telemetry = Telemetry(work.events, gpu.meter(execution.device, execution.device_index),
                           execution.ranks.local_size > 1)
-    telemetry.start()
+    if team.leads:
+        telemetry.start()
     engine = work.engine(model, training, execution)
     position = Position()
     resume = _shared(team, work.resume)
@@ -106,7 +107,6 @@ def train(work: Work) -> None:
     steps = max(1, loop.step - position.next_step)
     shares = [float(part) for part in team.gather(repr(float("nan" if reduced is None else reduced / steps)).encode())]
     if not team.leads:
-        telemetry.stop()
         engine.close()
         return
     digest = work.artifacts.put(weights.to_bytes(tensors, {"model": model.name}))

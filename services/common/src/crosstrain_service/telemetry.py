@@ -17,7 +17,8 @@ from .events import EventLog
 from .gpu import GpuMeter
 
 SAMPLE_SECONDS = 0.5
-#: A sample is reported every this many samples.
+#: Every so many samples one is reported, and the processes of the run are looked for anew: that takes a look at all
+#: processes of the machine.
 REPORT_EVERY = 4
 
 
@@ -46,6 +47,7 @@ class Telemetry:
         self._peak = 0
         self._ranks_peak = 0
         self._gpu_peak = 0
+        self._others: List[psutil.Process] = []
         self._utilization: List[float] = []
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="telemetry", daemon=True)
@@ -58,7 +60,7 @@ class Telemetry:
     def _run(self) -> None:
         count = 0
         while not self._stop.wait(SAMPLE_SECONDS):
-            sample = self.sample()
+            sample = self.sample(search=count % REPORT_EVERY == 0)
             count += 1
             if count % REPORT_EVERY == 0:
                 try:
@@ -66,19 +68,16 @@ class Telemetry:
                 except OSError:  # a full disk is reported by the training thread
                     return
 
-    def sample(self) -> run_pb2.ResourceSample:
-        """The present values."""
+    def sample(self, search: bool = True) -> run_pb2.ResourceSample:
+        """The present values; unless told to ``search``, of the processes that were there before."""
         resident = self._process.memory_info().rss
         # Where the system keeps no peak, the largest sample is the best that is known.
         self._peak = max(self._peak, resident, peak_resident_bytes())
         ranks = 0
         pids = [self._process.pid]
-        try:
-            children = self._root.children(recursive=True)
-        except (psutil.Error, OSError):  # a process that ends while the list is made
-            children = []
-        children = [child for child in children if child.pid != self._process.pid]
-        for child in children:
+        if search:
+            self._search()
+        for child in self._others:
             try:
                 ranks += child.memory_info().rss
                 pids.append(child.pid)
@@ -99,6 +98,13 @@ class Telemetry:
                 self._utilization.append(utilization)
                 sample.gpu_utilization_percent = utilization
         return sample
+
+    def _search(self) -> None:
+        try:
+            found = self._root.children(recursive=True)
+        except (psutil.Error, OSError):  # a process that ends while the list is made
+            return
+        self._others = [child for child in found if child.pid != self._process.pid]
 
     def utilization_median(self) -> Optional[float]:
         """Median GPU utilisation over the samples, percent; None without a GPU."""

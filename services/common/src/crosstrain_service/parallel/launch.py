@@ -21,10 +21,12 @@ from .. import convert
 from ..child import EXIT_RANK_LOST, EXIT_STORAGE_FULL, Begun, begin, parser, storage_guard
 from ..errors import CrosstrainError
 from ..events import EventLog
+from ..pauses import Pauses
 from ..rundir import write_file
 from ..spool import SpoolWriter
 from ..training import Parallel
 from .channel import ADDRESS
+from .endings import Endings
 from .greeting import Door, knock_until
 from .members import Greeting, Link, error_from_json, error_to_json, greet_all
 from .plan import (
@@ -47,8 +49,6 @@ from .watch import GRACE_SECONDS, End, LocalRanks, first_cause
 FIND_LEADER_SECONDS = 60.0
 #: Time a leader that may go on with fewer ranks waits for members, seconds.
 SHRINK_PATIENCE_SECONDS = 15.0
-#: Ranks are looked at this often, seconds: the launcher shares their cores.
-_POLL_SECONDS = 0.04
 
 
 class Launch:
@@ -72,6 +72,7 @@ class Launch:
         self._relay: Optional[Relay] = None
         self._member = self._group.member if self._group is not None else 0
         self._address_sent = False
+        self._endings = Endings()
 
     # What earlier attempts have left: fewer ranks than asked for, the leader's port.
 
@@ -201,6 +202,7 @@ class Launch:
         watchdog = Watchdog(self._folder, self._parallel.stall_seconds, len(plan.ranks), self._lookout(plan, local),
                             self._tell_members)
         failed = 0.0
+        pauses = Pauses()
         while True:
             done = local.poll()
             self._tell_address()
@@ -216,11 +218,13 @@ class Launch:
             if done and len(remote) == len(self._links):
                 return ends
             if first_cause(ends) is not None:
-                failed = failed or time.monotonic()
+                if not failed:
+                    failed = time.monotonic()
+                    pauses = Pauses()
                 if time.monotonic() - failed > GRACE_SECONDS:
                     local.kill()
                     return ends
-            time.sleep(_POLL_SECONDS)
+            self._endings.wait(pauses.next())
 
     def _tell_address(self) -> None:
         """Tells the members where rank 0 listens, as soon as it does."""
@@ -320,6 +324,7 @@ class Launch:
     def _watch_leader(self, link: Link, local: LocalRanks, reporter: Reporter) -> int:
         told = False
         failed = 0.0
+        pauses = Pauses()
         while True:
             done = local.poll()
             reporter.look()
@@ -332,14 +337,15 @@ class Launch:
             if link.lost:
                 local.kill()
                 return EXIT_RANK_LOST
-            if not told and local.failed:
-                failed = failed or time.monotonic()
+            if not told and not failed and local.failed:
+                failed = time.monotonic()
+                pauses = Pauses()
             if not told and (done or (failed and time.monotonic() - failed > GRACE_SECONDS)):
                 link.send({"ends": [_end_to_json(end) for end in local.ends]})
                 told = True
                 if failed:
                     local.kill()
-            time.sleep(_POLL_SECONDS)
+            self._endings.wait(pauses.next())
 
     def _outcome(self, message: Dict[str, Any], local: LocalRanks) -> int:
         local.kill()
