@@ -275,6 +275,12 @@ def test_ranks_do_not_outlive_their_launcher(service):
     assert not any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in processes)
 
 
+def test_what_ranks_leave_behind_does_not_keep_the_run(service):
+    service.train("left", "leaving-rank", parallel(service.spec(10), 2))
+    events = finished(service, "left")
+    assert sorted(curve(events)) == list(range(10)) and max(event.attempt for event in events) == 2
+
+
 def test_the_front_may_die_and_adopts_the_ranks(service):
     service.train("adopted", "ranks", parallel(service.spec(150), 2))
     steps_done(service, "adopted", 10)

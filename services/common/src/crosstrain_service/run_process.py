@@ -14,7 +14,7 @@ from .errors import CrosstrainError, without_paths
 from .parallel.plan import needs_launcher
 from .pauses import Pauses
 from .run_record import RunRecord
-from .rundir import start_time
+from .rundir import RunDir, start_time
 from .training import Execution
 
 #: Time a child gets to end by itself before it is killed, seconds.
@@ -62,8 +62,7 @@ class RunProcesses:
         pauses = Pauses()
         while not self._closed():
             if _exited(process.pid):
-                # A process of its own that outlives it would keep its lock, and the run would never go on.
-                _signal(process.pid, signal.SIGKILL)
+                _end_rest(process.pid, directory)
                 return process.wait()
             if directory.cancel_requested():
                 _end_group(process.pid, lambda: not _exited(process.pid))
@@ -78,8 +77,7 @@ class RunProcesses:
             child = directory.child()
             started = start_time(child["pid"]) if child is not None else -1
             if child is not None and started == 0:
-                # It is gone, and only a process of its own keeps its lock.
-                _signal(child["pid"], signal.SIGKILL)
+                _end_rest(child["pid"], directory)
             elif child is not None and started == child["started"] and directory.cancel_requested():
                 _end_group(child["pid"], directory.alive)
             pauses.wait()
@@ -111,6 +109,18 @@ def _end_group(pid: int, alive: Callable[[], bool]) -> None:
     deadline = time.time() + TERMINATE_SECONDS
     while alive() and time.time() < deadline:
         time.sleep(_POLL_SECONDS)
+
+
+def _end_rest(pid: int, directory: RunDir) -> None:
+    """Ends what a child that has ended left behind: it would keep the run's lock, and the run would never go on."""
+    _signal(pid, signal.SIGKILL)
+    if directory.alive():
+        # Ranks have sessions of their own.
+        for holder in directory.holders():
+            try:
+                os.kill(holder, signal.SIGKILL)
+            except (ProcessLookupError, PermissionError):
+                continue
 
 
 def _exited(pid: int) -> bool:

@@ -17,7 +17,7 @@ import json
 import os
 import shutil
 import signal
-from typing import Any, Dict, NamedTuple, Optional
+from typing import Any, Dict, List, NamedTuple, Optional
 
 from crosstrain_protos.v1 import run_pb2, service_pb2
 
@@ -92,6 +92,22 @@ class RunDir:
             return True
         os.close(handle)
         return False
+
+    def holders(self) -> List[int]:
+        """Processes beside this one that have the lock's file open (Linux): those of the child, and what they left."""
+        path = os.path.realpath(self._lock)
+        found = []
+        for name in os.listdir("/proc") if os.path.isdir("/proc") else ():
+            if not name.isdigit() or int(name) == os.getpid():
+                continue
+            folder = os.path.join("/proc", name, "fd")
+            try:
+                links = [os.readlink(os.path.join(folder, handle)) for handle in os.listdir(folder)]
+            except OSError:  # it has ended, or is somebody else's
+                continue
+            if path in links:
+                found.append(int(name))
+        return found
 
     def write_child(self, attempt: int) -> None:
         """Notes that this process is the child."""

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Set
 
 from ..errors import CrosstrainError
 from ..rundir import start_time, write_file
@@ -105,7 +105,10 @@ class LocalRanks:
             own = of_process(execution, item, threads_given)
             self._processes[item.rank] = subprocess.Popen(
                 [sys.executable] + base + ["--rank", str(item.rank)], stdin=subprocess.DEVNULL,
-                env=dict(os.environ, **environment(engine, own, work)), pass_fds=[lock])
+                env=dict(os.environ, **environment(engine, own, work)), pass_fds=[lock],
+                # Linux shares processors between sessions first (sched(7), autogroup), so that the many threads of
+                # one rank do not crowd out those of another: up to 6 % of a step. horovodrun does the same.
+                start_new_session=True)
 
     def poll(self) -> bool:
         """Looks once; returns whether all have ended."""
@@ -192,6 +195,8 @@ class LocalRanks:
         while time.time() < deadline and not self._gone():
             time.sleep(0.02)
         self._all(pids, born, signal.SIGKILL)
+        for pid in _in_sessions({process.pid for process in self._processes.values()}):
+            self._all([pid], {pid: start_time(pid)}, signal.SIGKILL)
         deadline = time.time() + _TERMINATE_SECONDS
         while time.time() < deadline and not self._gone():
             time.sleep(0.02)
@@ -209,6 +214,18 @@ class LocalRanks:
         if self._mpiexec is not None:
             return self._mpiexec.poll() is not None
         return all(process.poll() is not None for process in self._processes.values())
+
+
+def _in_sessions(sessions: Set[int]) -> List[int]:
+    """Processes of this machine that belong to some sessions: what ranks have started and left behind."""
+    found = []
+    for name in os.listdir("/proc") if sessions and os.path.isdir("/proc") else ():
+        try:
+            if name.isdigit() and os.getsid(int(name)) in sessions:
+                found.append(int(name))
+        except OSError:  # it has ended, or is somebody else's
+            continue
+    return found
 
 
 def _stopped(pid: int) -> bool:

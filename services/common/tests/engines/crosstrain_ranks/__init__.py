@@ -5,6 +5,7 @@ ENGINES = {
     "one-process": "crosstrain_ranks.engine:OneProcessEngine",
     "raising-rank": "crosstrain_ranks.engine:RaisingEngine",
     "killed-rank": "crosstrain_ranks.engine:KilledEngine",
+    "leaving-rank": "crosstrain_ranks.engine:LeavingEngine",
     "hanging-rank": "crosstrain_ranks.engine:HangingEngine",
     "mismatched-ranks": "crosstrain_ranks.engine:MismatchedEngine",
     "slow-start": "crosstrain_ranks.engine:SlowStartEngine",

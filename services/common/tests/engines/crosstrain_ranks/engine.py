@@ -145,6 +145,21 @@ class HangingEngine(RanksEngine):
         return super()._step(batch)
 
 
+class LeavingEngine(RanksEngine):
+    """Rank 1 leaves a process of its own behind at step 3, where the launcher is killed once."""
+
+    name = "leaving-rank"
+
+    def _step(self, batch):
+        if batch.step == 3 and self._ranks.rank == 1 and first_time("left"):
+            if os.fork() == 0:
+                time.sleep(120)
+                os._exit(0)
+            os.kill(os.getppid(), signal.SIGKILL)
+            time.sleep(60)
+        return super()._step(batch)
+
+
 class MismatchedEngine(RanksEngine):
     """Rank 1 waits at step 2 for a sum that it has given nothing to."""
 
