@@ -15,7 +15,7 @@ import numpy as np
 from crosstrain.scaling import bare
 from crosstrain.scaling.bare import BareScript
 from crosstrain_protos.v1 import run_pb2, service_pb2
-from crosstrain_service import convert, testing, weights
+from crosstrain_service import allocator, convert, testing, weights
 from crosstrain_service.training import Execution, Rule, Training
 from tests.support import catalogue, messages
 from tests.support.catalogue import EngineId
@@ -89,10 +89,18 @@ def train(service: Service, engine: str, data: Images, run_id: str, steps: int, 
     return Timed(first, seconds)
 
 
-def run_bare(script: BareScript, engine: EngineId, data: Images, ranks: int, settings: bare.BareSettings) -> Timed:
-    """One run of a bare script; raises BareScriptFailed."""
+def run_bare(script: BareScript, engine: EngineId, data: Images, ranks: int, settings: bare.BareSettings,
+             same_allocator: bool = False) -> Timed:  # fmt: skip
+    """One run of a bare script; raises BareScriptFailed.
+
+    Args:
+        same_allocator: whether malloc is set for it as for training in services.
+    """
     python = catalogue.environment(engine.service).python
     folder = bare.script_folder(catalogue.ROOT)
     words = bare.command(script, folder, python, ranks, data.file, settings)
-    times = bare.run_script(words, bare.variables(python, settings.threads))
+    variables = bare.variables(python, settings.threads)
+    if same_allocator:
+        allocator.keep_memory(variables)
+    times = bare.run_script(words, variables)
     return Timed(times.first, times.steps)

@@ -36,6 +36,8 @@ def main() -> int:
     parser.add_argument("--threads", type=int, default=1, help="threads of both sides")
     parser.add_argument("--own-ops", action="store_true",
                         help="bare scripts use their framework's own operations where these compute something else")
+    parser.add_argument("--same-allocator", action="store_true",
+                        help="bare scripts get the settings of malloc that services give to training")
     parser.add_argument("--output", type=Path, help="file for the figures as JSON")
     arguments = parser.parse_args()
     figures = []
@@ -69,7 +71,7 @@ def measure(engine: EngineId, script: BareScript, data: Images, arguments: argpa
             lambda name: figures(
                 train(service, engine.name, data, f"overhead-{engine.name}-{name}", arguments.steps, execution)
             ),
-            lambda name: figures(run_bare(script, engine, data, 1, settings)),
+            lambda name: figures(run_bare(script, engine, data, 1, settings, arguments.same_allocator)),
         )
     throughput = [pair["bare"]["step"] / pair["service"]["step"] for pair in pairs]
     first = [pair["service"]["first"] / pair["bare"]["first"] for pair in pairs]

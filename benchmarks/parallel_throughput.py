@@ -40,6 +40,8 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=150, help="steps of each run")
     parser.add_argument("--warm-up", type=int, default=30, help="steps left out of the throughput")
     parser.add_argument("--threads", type=int, default=1, help="threads of each rank")
+    parser.add_argument("--same-allocator", action="store_true",
+                        help="bare scripts get the settings of malloc that services give to training")
     parser.add_argument("--output", type=Path, help="file for the figures as JSON")
     arguments = parser.parse_args()
     figures = []
@@ -81,7 +83,7 @@ def measure(
             return statistics.median(timed.steps[arguments.warm_up :])
 
         def theirs(_name: str) -> float:
-            timed = run_bare(script, engine, data, arguments.ranks, settings)
+            timed = run_bare(script, engine, data, arguments.ranks, settings, arguments.same_allocator)
             return statistics.median(timed.steps[arguments.warm_up :])
 
         pairs = interleaved(arguments.pairs, ours, theirs)

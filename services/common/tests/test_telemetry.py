@@ -1,5 +1,6 @@
 """Use of memory and processor: one definition, never a failed run."""
 
+import os
 import subprocess
 import sys
 import time
@@ -66,6 +67,25 @@ def test_ranks_are_counted(tmp_path):
     rank.stdout.close()
     assert both.memory_bytes > alone.memory_bytes and both.memory_peak_bytes >= both.memory_bytes
     assert measured.sample().memory_peak_bytes >= both.memory_bytes
+
+
+def test_ranks_are_counted_whoever_has_started_them(tmp_path):
+    """Under mpiexec every rank has a parent of its own."""
+    rank = "x = bytearray(64 << 20); print(flush=True); input()"
+    started = ("import subprocess, sys; child = subprocess.Popen([sys.executable, '-c', %r], stdin=subprocess.PIPE, "
+               "stdout=subprocess.PIPE); child.stdout.readline(); print(child.pid, flush=True); input()" % rank)
+    parent = subprocess.Popen([sys.executable, "-c", started], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    pid = int(parent.stdout.readline())
+    (tmp_path / "rank-0.pid").write_text(str(os.getpid()))
+    (tmp_path / "rank-1.pid").write_text(str(pid))
+    (tmp_path / "rank-2.pid.incoming").write_text("")
+    both = Telemetry(log(tmp_path), None, str(tmp_path)).sample()
+    own, other = (psutil.Process(number).memory_info().rss for number in (os.getpid(), pid))
+    parents = psutil.Process(parent.pid).memory_info().rss
+    psutil.Process(pid).kill()
+    parent.communicate(b"\n")
+    # This process has another child here: the rank's parent. It counts as what a rank has started.
+    assert abs(both.memory_bytes - (own + other + parents)) < 8 << 20 and other > 64 << 20
 
 
 def test_gpu_values_that_are_missing_stay_unset(tmp_path):

@@ -60,7 +60,7 @@ def train(work: Work) -> None:
     feed = Feed(samples, model, training, dtype, team.share, team.shares)
     begin = time.perf_counter()
     telemetry = Telemetry(work.events, gpu.meter(execution.device, execution.device_index),
-                          execution.ranks.local_size > 1)
+                          execution.ranks.folder if execution.ranks.local_size > 1 else "")
     if team.leads:
         telemetry.start()
     engine = work.engine(model, training, execution)

@@ -4,7 +4,6 @@ Memory has one definition for every engine: peak resident memory of the child pr
 its ranks, with the value after the framework was imported beside it.
 """
 
-import os
 import statistics
 import threading
 from typing import List, Optional
@@ -15,6 +14,7 @@ from crosstrain_protos.v1 import run_pb2
 
 from .events import EventLog
 from .gpu import GpuMeter
+from .parallel.watch import noted_pids
 
 SAMPLE_SECONDS = 0.5
 #: Every so many samples one is reported, and the processes of the run are looked for anew: that takes a look at all
@@ -37,12 +37,12 @@ def peak_resident_bytes() -> int:
 class Telemetry:
     """Samples until it is stopped and reports through the run's events."""
 
-    def __init__(self, events: EventLog, gpu: Optional[GpuMeter] = None, ranks: bool = False) -> None:
-        """``ranks``: other ranks are processes beside this one, under the same launcher."""
+    def __init__(self, events: EventLog, gpu: Optional[GpuMeter] = None, folder: str = "") -> None:
+        """``folder``: where the ranks of this host note their processes, if there are several."""
         self._events = events
         self._gpu = gpu
         self._process = psutil.Process()
-        self._root = psutil.Process(os.getppid()) if ranks else self._process
+        self._folder = folder
         self._after_import = 0
         self._peak = 0
         self._ranks_peak = 0
@@ -101,10 +101,12 @@ class Telemetry:
 
     def _search(self) -> None:
         try:
-            found = self._root.children(recursive=True)
+            ranks = [psutil.Process(pid) for pid in noted_pids(self._folder)] if self._folder else [self._process]
+            found = {process.pid: process for rank in ranks for process in [rank] + rank.children(recursive=True)}
         except (psutil.Error, OSError):  # a process that ends while the list is made
             return
-        self._others = [child for child in found if child.pid != self._process.pid]
+        found.pop(self._process.pid, None)
+        self._others = list(found.values())
 
     def utilization_median(self) -> Optional[float]:
         """Median GPU utilisation over the samples, percent; None without a GPU."""

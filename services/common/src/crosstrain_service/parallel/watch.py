@@ -241,6 +241,16 @@ def note_pid(folder: str, rank: int) -> None:
     write_file(os.path.join(folder, "rank-%d.pid" % rank), str(os.getpid()).encode("ascii"))
 
 
+def noted_pids(folder: str) -> List[int]:
+    """Processes of all ranks of this host that have started."""
+    found = []
+    for name in sorted(os.listdir(folder)):
+        if name.startswith("rank-") and name.endswith(".pid"):
+            with open(os.path.join(folder, name)) as file:
+                found.append(int(file.read()))
+    return found
+
+
 def note_error(folder: str, rank: int, error: CrosstrainError) -> None:
     """Notes why a rank ends."""
     value = {"reason": error.reason, "message": error.message, "field": error.field, "time": time.time()}
