@@ -204,7 +204,7 @@ def test_a_script_that_fails_stops_nothing(bare: BareRuns, scripts: Scripts) -> 
 @pytest.mark.parametrize(
     ("run", "note"),
     [
-        (run_of("keras-tensorflow", 2, backend="horovod"), "no bare script for keras-tensorflow with horovod"),
+        (run_of("lasagne", 2, backend="horovod"), "no bare script for lasagne with horovod"),
         (run_of("reference"), "no bare script for reference"),
         (run_of(data=3), "its batch of 8 must be a multiple of the 3 ranks"),
         (run_of(data=2, tensor=2), "split the data only"),

@@ -65,6 +65,9 @@ SCRIPTS = {
     ),
     ("keras-tensorflow", ""): BareScript("keras_tensorflow_cnn2.py", deterministic=True),
     ("keras-tensorflow", "native"): BareScript("keras_tensorflow_mirrored_cnn2.py", deterministic=True, ranks=True),
+    ("keras-tensorflow", "horovod"): BareScript(
+        "keras_tensorflow_horovod_cnn2.py", "horovodrun", deterministic=True, equal_shares=True
+    ),
     ("keras-theano", ""): BareScript("keras_theano_cnn2.py", canonical_ops=True),
     ("keras-theano", "mpi"): BareScript("keras_theano_mpi_cnn2.py", "mpiexec", canonical_ops=True),
     ("lasagne", ""): BareScript("lasagne_cnn2.py", canonical_ops=True),
