@@ -20,6 +20,7 @@ from .training import Execution
 #: Time a child gets to end by itself before it is killed, seconds.
 TERMINATE_SECONDS = 1.0
 _POLL_SECONDS = 0.05
+_END_SECONDS = 0.01
 
 
 class RunProcesses:
@@ -112,15 +113,18 @@ def _end_group(pid: int, alive: Callable[[], bool]) -> None:
 
 
 def _end_rest(pid: int, directory: RunDir) -> None:
-    """Ends what a child that has ended left behind: it would keep the run's lock, and the run would never go on."""
+    """Ends what a child that has ended left behind, and returns once it is gone, or after a second: it would keep the
+    run's lock, and pass for the child of the next attempt."""
     _signal(pid, signal.SIGKILL)
-    if directory.alive():
+    deadline = time.time() + TERMINATE_SECONDS
+    while directory.alive() and time.time() < deadline:
         # Ranks have sessions of their own.
         for holder in directory.holders():
             try:
                 os.kill(holder, signal.SIGKILL)
             except (ProcessLookupError, PermissionError):
                 continue
+        time.sleep(_END_SECONDS)
 
 
 def _exited(pid: int) -> bool:
