@@ -12,6 +12,7 @@ from .child import EXIT_ALREADY_RUNNING
 from .describe import Environment
 from .errors import CrosstrainError, without_paths
 from .parallel.plan import needs_launcher
+from .parallel.watch import signal_group
 from .pauses import Pauses
 from .run_record import RunRecord
 from .rundir import RunDir, start_time
@@ -103,10 +104,10 @@ def death(record: RunRecord, status: Optional[int], attempts: int) -> Crosstrain
 def _end_group(pid: int, alive: Callable[[], bool]) -> None:
     """Ends a process and all of its session: first politely, then not."""
     deadline = time.time() + TERMINATE_SECONDS
-    _signal(pid, signal.SIGTERM)
+    signal_group(pid, signal.SIGTERM)
     while alive() and time.time() < deadline:
         time.sleep(_POLL_SECONDS)
-    _signal(pid, signal.SIGKILL)
+    signal_group(pid, signal.SIGKILL)
     deadline = time.time() + TERMINATE_SECONDS
     while alive() and time.time() < deadline:
         time.sleep(_POLL_SECONDS)
@@ -115,7 +116,7 @@ def _end_group(pid: int, alive: Callable[[], bool]) -> None:
 def _end_rest(pid: int, directory: RunDir) -> None:
     """Ends what a child that has ended left behind, and returns once it is gone, or after a second: it would keep the
     run's lock, and pass for the child of the next attempt."""
-    _signal(pid, signal.SIGKILL)
+    signal_group(pid, signal.SIGKILL)
     deadline = time.time() + TERMINATE_SECONDS
     while directory.alive() and time.time() < deadline:
         # Ranks have sessions of their own.
@@ -133,10 +134,3 @@ def _exited(pid: int) -> bool:
         return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
     except ChildProcessError:  # reaped already, as where SIGCHLD is ignored
         return True
-
-
-def _signal(pid: int, number: int) -> None:
-    try:
-        os.killpg(pid, number)
-    except (ProcessLookupError, PermissionError):
-        pass

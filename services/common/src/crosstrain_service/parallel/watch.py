@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Set
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence
 
 from ..errors import CrosstrainError
 from ..rundir import start_time, write_file
@@ -26,6 +26,10 @@ _SEEN_SECONDS = 0.05
 #: Time between looks whether a rank is stopped, seconds: they cost more than to see that it has ended.
 _LOOK_SECONDS = 0.5
 _PR_SET_PDEATHSIG = 1
+#: Linux shares processors between sessions first (sched(7), autogroup): where every rank has its own, as horovodrun
+#: does it, the many threads of one do not crowd out those of another, up to 6 % of a step. Elsewhere they stay in that
+#: of the launcher, with which they would not die by themselves.
+_APART = sys.platform.startswith("linux")
 
 
 def die_with_parent() -> None:
@@ -106,9 +110,7 @@ class LocalRanks:
             self._processes[item.rank] = subprocess.Popen(
                 [sys.executable] + base + ["--rank", str(item.rank)], stdin=subprocess.DEVNULL,
                 env=dict(os.environ, **environment(engine, own, work)), pass_fds=[lock],
-                # Linux shares processors between sessions first (sched(7), autogroup), so that the many threads of
-                # one rank do not crowd out those of another: up to 6 % of a step. horovodrun does the same.
-                start_new_session=True)
+                start_new_session=_APART)
 
     def poll(self) -> bool:
         """Looks once; returns whether all have ended."""
@@ -158,8 +160,7 @@ class LocalRanks:
             return process.pid
         if rank not in self._pids:
             try:
-                with open(os.path.join(self._folder, "rank-%d.pid" % rank)) as file:
-                    self._pids[rank] = int(file.read())
+                self._pids[rank] = noted_pid(self._folder, rank)
             except (FileNotFoundError, ValueError):
                 return None
         return self._pids[rank]
@@ -195,8 +196,8 @@ class LocalRanks:
         while time.time() < deadline and not self._gone():
             time.sleep(0.02)
         self._all(pids, born, signal.SIGKILL)
-        for pid in _in_sessions({process.pid for process in self._processes.values()}):
-            self._all([pid], {pid: start_time(pid)}, signal.SIGKILL)
+        for process in self._processes.values() if _APART else ():
+            signal_group(process.pid, signal.SIGKILL)
         deadline = time.time() + _TERMINATE_SECONDS
         while time.time() < deadline and not self._gone():
             time.sleep(0.02)
@@ -216,16 +217,12 @@ class LocalRanks:
         return all(process.poll() is not None for process in self._processes.values())
 
 
-def _in_sessions(sessions: Set[int]) -> List[int]:
-    """Processes of this machine that belong to some sessions: what ranks have started and left behind."""
-    found = []
-    for name in os.listdir("/proc") if sessions and os.path.isdir("/proc") else ():
-        try:
-            if name.isdigit() and os.getsid(int(name)) in sessions:
-                found.append(int(name))
-        except OSError:  # it has ended, or is somebody else's
-            continue
-    return found
+def signal_group(pid: int, number: int) -> None:
+    """Sends a signal to a process that leads a group and to what it has started, be it itself there no longer."""
+    try:
+        os.killpg(pid, number)
+    except (ProcessLookupError, PermissionError):
+        pass
 
 
 def _stopped(pid: int) -> bool:
@@ -241,14 +238,16 @@ def note_pid(folder: str, rank: int) -> None:
     write_file(os.path.join(folder, "rank-%d.pid" % rank), str(os.getpid()).encode("ascii"))
 
 
+def noted_pid(folder: str, rank: int) -> int:
+    """The process of a rank. Raises ``FileNotFoundError`` before it has started."""
+    with open(os.path.join(folder, "rank-%d.pid" % rank)) as file:
+        return int(file.read())
+
+
 def noted_pids(folder: str) -> List[int]:
     """Processes of all ranks of this host that have started."""
-    found = []
-    for name in sorted(os.listdir(folder)):
-        if name.startswith("rank-") and name.endswith(".pid"):
-            with open(os.path.join(folder, name)) as file:
-                found.append(int(file.read()))
-    return found
+    names = [name for name in sorted(os.listdir(folder)) if name.startswith("rank-") and name.endswith(".pid")]
+    return [noted_pid(folder, int(name[len("rank-"):-len(".pid")])) for name in names]
 
 
 def note_error(folder: str, rank: int, error: CrosstrainError) -> None:
