@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 import oracle
 import pytest
+import tensorflow as tf
 
 from crosstrain_service import streams
 from crosstrain_service.engine import Batch, Epoch, Rows
@@ -98,7 +99,8 @@ def test_gathered_batches_are_the_platforms(tmp_path, pixels, divisor, dtype):
     loop = RowLoop(RowEpoch, stored(tmp_path, pixels), divisor, dtype)
     feed = Feed(MODEL, dtype, {}, 2)
     for epoch in loop.epochs():
-        found = list(feed.start(epoch).take(epoch.steps).as_numpy_iterator())
+        iterator = iter(feed.start(epoch))
+        found = [[part.numpy() for part in next(iterator)] for _ in range(epoch.steps)]
         assert epoch.pulled == 0
         expected = list(epoch.batches())
         assert [len(labels) for _, labels in found] == [len(batch.labels) for batch in expected] == [5] * (
@@ -152,6 +154,32 @@ def test_other_data_and_generated_batches_in_turn(tmp_path, monkeypatch):
             losses[-1] += loop.losses
             assert len(traced) == len(losses)
     assert losses[0] == losses[1]
+
+
+@pytest.mark.parametrize("kind", [RowEpoch, GeneratedEpoch])
+def test_all_epochs_go_on_with_one_iterator_until_one_fails(tmp_path, monkeypatch, kind):
+    made = []
+    plain = tf.data.Dataset.__iter__
+    monkeypatch.setattr(tf.data.Dataset, "__iter__", lambda self: made.append(1) or plain(self))
+    engine = oracle.build(KerasEngine, MODEL, oracle.training(oracle.RULES["sgd"]))
+    pixels = stored(tmp_path, BYTES)
+    for _ in range(3):
+        loop = RowLoop(kind, pixels, 255)
+        engine.train(loop)
+    assert len(loop.losses) == 9 and len(made) == 1
+    loop = RowLoop(kind, pixels, 255)
+    # In the middle of an epoch, while others wait in the queue.
+    monkeypatch.setattr(loop, "step_done", lambda *items, **named: 1 / (loop.step - 3) and setattr(
+        loop, "step", loop.step + 1))
+    with pytest.raises(ZeroDivisionError):
+        engine.train(loop)
+    state, losses = engine.state(), []
+    for again in (engine, oracle.build(KerasEngine, MODEL, oracle.training(oracle.RULES["sgd"]))):
+        again.load_state(state)
+        loop = RowLoop(kind, pixels, 255)
+        again.train(loop)
+        losses.append(loop.losses)
+    assert len(losses[0]) == 9 and losses[0] == losses[1] and len(made) == 3
 
 
 @pytest.mark.parametrize("pixels, divisor", [

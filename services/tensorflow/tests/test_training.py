@@ -123,7 +123,9 @@ def test_batches_are_pulled_when_needed_and_losses_stay(kind):
     engine = oracle.build(kind, SMALL, SETTINGS)
     loop = Watched(batches)
     engine.train(loop)
-    assert loop.ahead == [1] * 8
+    # Beside that of the step, one may wait in the queue to ``fit`` and one at it.
+    allowed = 3 if kind.name == "keras-tensorflow" else 1
+    assert all(1 <= pulled <= allowed for pulled in loop.ahead) and len(loop.ahead) == 8
     assert loop.closed
     # Converted only now, as in mode "speed".
     late = [float(loss) for loss in loop.losses]

@@ -98,16 +98,12 @@ class KerasEngine(Engine):
         for epoch in loop.epochs():
             dataset = self._feed.start(epoch)
             self._steps += epoch.steps
+            end = loop.step + epoch.steps
             with self._scope():
                 try:
                     compat.run_fit(self._network.training, dataset, epoch.steps, reporter)
-                except Exception:
-                    if self._feed.error is None:
-                        raise
                 finally:
-                    self._feed.finish()
-            if self._feed.error is not None:
-                raise self._feed.error
+                    self._feed.finish(loop.step == end)
 
     def predict(self, x: np.ndarray) -> np.ndarray:
         with self._scope():

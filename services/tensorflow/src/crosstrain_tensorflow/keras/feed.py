@@ -6,20 +6,21 @@ import numpy as np
 import tensorflow as tf
 from tensorflow import keras
 
-from crosstrain_service.engine import Batch, Epoch, Loop
+from crosstrain_service.engine import Batch, Epoch, Loop, Rows
 from crosstrain_service.model import Model
 from crosstrain_service.parallel.shares import share_slice
 
-from .gather import Gather, can_gather, with_options
+from .gather import Gather, can_gather
+from .handover import Handover
 from .model import INPUT, WEIGHTS
+from .pipeline import with_one_iterator
 
 
 class Feed:
     """A ``tf.data.Dataset`` for every call of ``fit``, of one structure so that ``fit`` never traces again.
 
     Batches that are rows of the data set are gathered by ``tf.data``; others come from the platform's generator.
-    One batch is fetched ahead, as ``fit`` does with arrays: handing a batch from Python to ``tf.data`` costs
-    about a millisecond, which would otherwise be added to every step. The time recorded as waiting for a generated
+    At least one batch is fetched ahead, as ``fit`` does with arrays. The time recorded as waiting for a generated
     batch is then the time it took to make it, beside the step before.
     """
 
@@ -34,82 +35,82 @@ class Feed:
         self._shares = shares
         self._weighted = weighted
         self._prefetch = prefetch
+        self._dtype = dtype
         self._gather: Optional[Gather] = None
         self._gathered: Any = None
-        self._dtype = dtype
-        self._batches: Iterator[Batch] = iter(())
-        self.error: Optional[BaseException] = None
+        self._handover: Optional[Handover] = None
+        self._handed: Any = None
         shapes = model.input_shapes()
         x = tf.TensorSpec((None,) + tuple(model.input_shape), dtype)
-        features: Any = x
         weights = tf.TensorSpec((None,), dtype)
+        features: Any = x
         if mask_inputs or weighted:
             features = {name: tf.TensorSpec((None,) + shapes[layer], dtype) for layer, name in mask_inputs.items()}
             features[INPUT] = x
             if weighted:
                 features[WEIGHTS] = weights
-        signature: Any = (features, tf.TensorSpec((None,), tf.int64))
-        if shares is None:
-            self._generated = with_options(tf.data.Dataset.from_generator(
-                self._generate, output_signature=signature), 1)
-        else:
-            self._generated = shares.feed(with_options(tf.data.Dataset.from_generator(
-                self._generate_shares, output_signature=signature + (weights,)), shares.local))
+        self._signature: Any = (features, tf.TensorSpec((None,), tf.int64))
+        if shares is not None:
+            self._signature += (weights,)
 
     def start(self, epoch: Epoch) -> Any:
         """The data set for the next call of ``fit``, which executes the steps of ``epoch``."""
-        self.error = None
         rows = epoch.rows()
-        if not can_gather(rows):
-            self._batches = iter(epoch.batches())
-            return self._generated
+        if can_gather(rows):
+            return self._gather_from(rows)
+        if self._handover is None:
+            self._handover = Handover(self._signature, self._shares.local if self._shares is not None else 1)
+            self._handed = self._for_fit(self._handover.dataset)
+        self._handover.start(self._elements(epoch.batches()))
+        return self._handed
+
+    def finish(self, complete: bool) -> None:
+        """To be called after ``fit``; unless all batches were used, the next call gets a data set of its own.
+
+        Raises what the platform's generator has raised.
+        """
+        handover = self._handover
+        if not complete:
+            self._gather = self._gathered = self._handover = self._handed = None
+        if handover is not None:
+            handover.finish(complete)
+
+    def _gather_from(self, rows: Rows) -> Any:
         if self._gather is None or not self._gather.serves(rows):
-            self._gather = Gather(rows, self._dtype, self._prefetch, self._shares.local if self._shares else 0)
-            self._gathered = self._gather.dataset
-            if self._shares is not None:
-                self._gathered = self._shares.feed(self._gathered.map(self._with_weights))
+            if self._shares is None:
+                self._gather = Gather(rows, self._dtype, self._prefetch)
+            else:
+                self._gather = Gather(rows, self._dtype, self._prefetch, self._shares.local, self._with_weights)
+            self._gathered = self._for_fit(self._gather.dataset)
         self._gather.start(rows)
         return self._gathered
+
+    def _for_fit(self, dataset: tf.data.Dataset) -> Any:
+        return with_one_iterator(dataset if self._shares is None else self._shares.feed(dataset))
 
     def _with_weights(self, x: tf.Tensor, labels: tf.Tensor, weights: tf.Tensor) -> Any:
         return ({INPUT: x, WEIGHTS: weights} if self._weighted else x), labels, weights
 
-    def finish(self) -> None:
-        """Lets go of the batches; ``fit`` stops asking after the last step, which leaves their generator suspended."""
-        close = getattr(self._batches, "close", None)
-        self._batches = iter(())
-        if close is not None:
-            close()
-
-    def _generate(self, whole: bool = False) -> Iterator[Any]:
-        batches = self._batches
-        while True:
-            try:
-                batch = next(batches)
-            except StopIteration:
-                return
-            except BaseException as error:  # handed to the training thread, TensorFlow would only quote it
-                self.error = error
-                return
-            if self._mask_inputs or whole:
-                features = {name: batch.masks[layer] for layer, name in self._mask_inputs.items()}
-                features[INPUT] = batch.x
-                yield (features, batch.labels, batch) if whole else (features, batch.labels)
+    def _elements(self, batches: Iterator[Batch]) -> Iterator[Any]:
+        """What the data set is to hold, in the structure of the signature."""
+        for batch in batches:
+            features = {name: batch.masks[layer] for layer, name in self._mask_inputs.items()}
+            features[INPUT] = batch.x
+            if self._shares is None:
+                yield (features if len(features) > 1 else batch.x), batch.labels
             else:
-                yield batch.x, batch.labels
+                yield from self._shares_of(features, batch)
 
-
-    def _generate_shares(self) -> Iterator[Any]:
-        for features, labels, batch in self._generate(whole=True):
-            for index in range(self._shares.local):
-                rows = share_slice(len(labels), self._shares.local, index)
-                real = batch.samples > 0 and rows.stop > rows.start
-                rows = rows if rows.stop > rows.start else slice(0, 1)
-                weights = np.full(rows.stop - rows.start, (1.0 if real else 0.0) / batch.total, self._dtype)
-                part: Any = {name: value[rows] for name, value in features.items()}
-                if self._weighted:
-                    part[WEIGHTS] = weights
-                yield (part if len(part) > 1 else part[INPUT]), labels[rows], weights
+    def _shares_of(self, features: Dict[str, np.ndarray], batch: Batch) -> Iterator[Any]:
+        for index in range(self._shares.local):
+            rows = share_slice(len(batch.labels), self._shares.local, index)
+            real = batch.samples > 0 and rows.stop > rows.start
+            rows = rows if rows.stop > rows.start else slice(0, 1)
+            weights = np.full(rows.stop - rows.start, (1.0 if real else 0.0) / batch.total, self._dtype)
+            part = {name: value[rows] for name, value in features.items()}
+            if self._weighted:
+                part[WEIGHTS] = weights
+            yield (part if len(part) > 1 else part[INPUT]), batch.labels[rows], weights
 
 
 class StepReporter(keras.callbacks.Callback):

@@ -4,12 +4,16 @@ Handing a batch from Python to ``tf.data`` takes the interpreter's lock from the
 a millisecond. Here Python sets the order once per epoch; the rest runs in TensorFlow's threads.
 """
 
-from typing import Any, Optional, Tuple
+import weakref
+from typing import Any, Callable, List, Optional, Tuple
 
 import numpy as np
 import tensorflow as tf
 
 from crosstrain_service.engine import Rows
+from crosstrain_service.parallel.shares import share_slice
+
+from .pipeline import close_queue, with_options
 
 #: TensorFlow's operations expect their inputs at multiples of this, bytes.
 ALIGNMENT = 64
@@ -19,65 +23,66 @@ class Gather:
     """A ``tf.data.Dataset`` of (x, labels) over rows of a data set, for any order and number of batches.
 
     With ``shares`` above 0 an element is one of that many shares of a batch, (x, labels, weights): weights (B,)
-    are 1 / size of the whole batch, or 0 for the one row of an empty share.
+    are 1 / size of the whole batch, or 0 for the one row of an empty share. ``pack`` makes of these what is to be an
+    element of the data set.
+
+    What is to be read stands in a queue, at which the data set waits: one iterator serves all epochs.
     """
 
-    def __init__(self, rows: Rows, dtype: str, prefetch: int, shares: int = 0) -> None:
+    def __init__(self,
+                 rows: Rows,
+                 dtype: str,
+                 prefetch: int,
+                 shares: int = 0,
+                 pack: Callable[..., Any] = lambda *element: element) -> None:
         self._source = _source(rows)
+        self._shares = shares
+        self._weight_type = tf.as_dtype(dtype).as_numpy_dtype
         with tf.device("/CPU:0"):
             pixels, labels = _shared(rows.pixels), _shared(rows.labels)
             # A captured tensor, not a constant: no optimizer makes a multiplication of this division.
             divisor = tf.constant(rows.divisor)
             self._order = tf.Variable(np.zeros(0, np.int64), trainable=False, shape=(None,), name="order")
-            self._totals = tf.Variable(np.zeros(0, np.int64), trainable=False, shape=(None,), name="totals")
+            # Of each element: where its rows begin and end in the order, and their weight.
+            self._queue = tf.queue.FIFOQueue(-1, [tf.int64, tf.int64, dtype], [(), (), ()])
+        # An iterator that waits at the queue could not be let go of.
+        weakref.finalize(self, close_queue, self._queue)
+        order, queue = self._order, self._queue
         is_scaled = rows.pixels.dtype == np.uint8
-        size = rows.batch_size
 
-        def batch(index: tf.Tensor) -> Any:
-            return read(self._order[index * size:(index + 1) * size])
-
-        def read(chosen: tf.Tensor) -> Any:
+        def element(_: tf.Tensor) -> Any:  # without a reference to this object, which ends before its data set
+            start, stop, weight = queue.dequeue()
+            chosen = order[start:stop]
             x = tf.gather(pixels, chosen)
             if is_scaled:
                 x = tf.cast(x, tf.float32) / divisor
-            return tf.cast(x, dtype), tf.gather(labels, chosen)
+            found = tf.cast(x, dtype), tf.gather(labels, chosen)
+            return pack(*found, tf.fill([stop - start], weight)) if shares else pack(*found)
 
-        def share(index: tf.Tensor) -> Any:
-            step, part = index // shares, index % shares
-            chosen = self._order[step * size:(step + 1) * size]
-            quotient, larger = tf.size(chosen, tf.int64) // shares, tf.size(chosen, tf.int64) % shares
-            start = part * quotient + tf.minimum(part, larger)
-            rows = chosen[start:start + quotient + tf.cast(part < larger, tf.int64)]
-            real = tf.cast(tf.size(rows) > 0, dtype)
-            rows = tf.cond(real > 0, lambda: rows, lambda: chosen[:1])
-            total = tf.cast(tf.reduce_sum(self._totals[step:step + 1]), dtype)
-            return read(rows) + (tf.fill([tf.size(rows)], tf.math.divide_no_nan(real, total)),)
-
-        # Without an end: ``fit`` is told the number of steps, and what is beyond the order is an empty batch.
-        self.dataset = with_options(tf.data.Dataset.counter().map(share if shares else batch),
-                                    max(1, prefetch) * max(1, shares))
+        ahead = max(1, prefetch) * max(1, shares)
+        self.dataset = with_options(tf.data.Dataset.counter().map(element).prefetch(ahead))
 
     def serves(self, rows: Rows) -> bool:
         """Whether this is the pipeline for the arrays of ``rows``."""
         return self._source == _source(rows)
 
     def start(self, rows: Rows) -> None:
-        """Sets the row numbers of the next call of ``fit``."""
+        """Has the rows of the next call of ``fit`` read; those of the one before must have been."""
         self._order.assign(rows.order)
-        totals = rows.totals
-        if totals is None:
-            starts = np.arange(0, len(rows.order), rows.batch_size)
-            totals = np.minimum(rows.batch_size, len(rows.order) - starts)
-        self._totals.assign(totals)
+        starts = np.arange(0, len(rows.order), rows.batch_size)
+        sizes = np.minimum(rows.batch_size, len(rows.order) - starts)
+        totals = sizes if rows.totals is None else rows.totals
+        elements = [(start + part.start, start + max(part.stop, part.start + 1), (part.stop > part.start) / total)
+                    for start, size, total in zip(starts, sizes, totals) for part in self._parts(size)]
+        begins, ends, weights = zip(*elements)
+        self._queue.enqueue_many((np.array(begins), np.array(ends), np.array(weights, self._weight_type)))
 
-
-def with_options(dataset: tf.data.Dataset, prefetch: int) -> tf.data.Dataset:
-    """``dataset`` fetched ahead, with one thread and nothing that TensorFlow tunes while it runs."""
-    options = tf.data.Options()
-    options.autotune.enabled = False
-    options.experimental_optimization.apply_default_optimizations = False
-    options.threading.private_threadpool_size = 1
-    return dataset.prefetch(prefetch).with_options(options)
+    def _parts(self, size: int) -> List[slice]:
+        """The shares of a batch; an empty one begins with the batch, whose first row stands in for it."""
+        if not self._shares:
+            return [slice(0, size)]
+        found = [share_slice(size, self._shares, index) for index in range(self._shares)]
+        return [part if part.stop > part.start else slice(0, 0) for part in found]
 
 
 def can_gather(rows: Optional[Rows]) -> bool:
