@@ -3,8 +3,9 @@
 Both train cnn2 with a global batch of 64, SGD 0.05 and momentum 0.9 on the same images, with the same number of ranks
 and of threads in each. Every pair runs one after the other, in alternating order; its figure is the steps per second of
 the service divided by those of the bare script (torchrun, horovodrun, mpiexec, or the script alone where the
-framework drives all ranks from one process), over the steps after --warm-up. Shown are the median of the pairs
-and its 95 % confidence interval by the bootstrap.
+framework drives all ranks from one process), over the steps after --warm-up: the beginning of an epoch counts on
+both sides; the evaluation and the checkpoint at its end, which bare scripts do not have, do not. Shown are the median
+of the pairs and its 95 % confidence interval by the bootstrap, and the same for the median step alone.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -30,6 +31,17 @@ from tests.support.catalogue import EngineId
 from tests.support.service import Service, features
 
 DRAWS = 10_000
+
+
+class Step(NamedTuple):
+    """Seconds of a step of one run."""
+
+    mean: float
+    median: float
+
+    @classmethod
+    def of(cls, seconds: Sequence[float]) -> Step:
+        return cls(statistics.mean(seconds), statistics.median(seconds))
 
 
 def main() -> int:
@@ -77,23 +89,30 @@ def measure(
                 print(f"{engine}, {backend}: left out: {name} is not declared")
                 return None
 
-        def ours(name: str) -> float:
+        def ours(name: str) -> Step:
             run_id = f"throughput-{engine.name}-{backend}-{name}"
             timed = train(service, engine.name, data, run_id, arguments.steps, execution, drop_last=True)
-            return statistics.median(timed.steps[arguments.warm_up :])
+            return Step.of(timed.steps[arguments.warm_up :])
 
-        def theirs(_name: str) -> float:
+        def theirs(_name: str) -> Step:
             timed = run_bare(script, engine, data, arguments.ranks, settings, arguments.same_allocator)
-            return statistics.median(timed.steps[arguments.warm_up :])
+            return Step.of(timed.steps[arguments.warm_up :])
 
         pairs = interleaved(arguments.pairs, ours, theirs)
-    ratios = [pair["bare"] / pair["service"] for pair in pairs]
-    low, high = interval(ratios)
-    step = statistics.median(pair["service"] for pair in pairs)
-    print(f"{str(engine):28} {backend:8} {arguments.ranks} ranks: throughput {statistics.median(ratios):.3f} "
-          f"({low:.3f} to {high:.3f}), {step * 1e3:.1f} ms a step", flush=True)  # fmt: skip
+    throughput = [pair["bare"].mean / pair["service"].mean for pair in pairs]
+    median_step = [pair["bare"].median / pair["service"].median for pair in pairs]
+    mean = statistics.median(pair["service"].mean for pair in pairs)
+    print(f"{str(engine):28} {backend:8} {arguments.ranks} ranks: throughput {shown(throughput)}, {mean * 1e3:.1f} ms "
+          f"a step; by the median step {shown(median_step)}", flush=True)  # fmt: skip
     return {"engine": str(engine), "backend": backend, "ranks": arguments.ranks, "threads": arguments.threads,
-            "pairs": pairs, "throughput": ratios, "interval": [low, high]}  # fmt: skip
+            "pairs": [{side: step._asdict() for side, step in pair.items()} for pair in pairs],
+            "throughput": throughput, "interval": interval(throughput),
+            "median_step": median_step, "median_step_interval": interval(median_step)}  # fmt: skip
+
+
+def shown(ratios: Sequence[float]) -> str:
+    low, high = interval(ratios)
+    return f"{statistics.median(ratios):.3f} ({low:.3f} to {high:.3f})"
 
 
 def interval(ratios: Sequence[float]) -> tuple[float, float]:

@@ -156,6 +156,25 @@ def test_other_data_and_generated_batches_in_turn(tmp_path, monkeypatch):
     assert losses[0] == losses[1]
 
 
+@pytest.mark.parametrize("drop_last, rows", [(False, None), (True, 5)])
+def test_shapes_of_a_step_are_known_where_all_batches_are_full(tmp_path, monkeypatch, drop_last, rows):
+    shapes, plain = [], RecordedLoss.__call__
+    monkeypatch.setattr(RecordedLoss, "__call__", lambda self, labels, logits, *others, **named: shapes.append(
+        logits.shape[0]) or plain(self, labels, logits, *others, **named))
+    settings = dataclasses.replace(oracle.training(oracle.RULES["sgd"]), batch_size=5, drop_last=drop_last)
+    losses = []
+    for kind in (RowEpoch, GeneratedEpoch):
+        engine = oracle.build(KerasEngine, MODEL, settings)
+        loop = RowLoop(kind, stored(tmp_path, BYTES), 255)
+        if drop_last:
+            for epoch in loop.taken:
+                epoch.steps -= 1
+                epoch._rows = dataclasses.replace(epoch._rows, order=epoch._rows.order[:5 * epoch.steps])
+        engine.train(loop)
+        losses.append(loop.losses)
+    assert shapes == [rows] * 2 and losses[0] == losses[1] and len(losses[0]) == 9 - 2 * drop_last
+
+
 @pytest.mark.parametrize("kind", [RowEpoch, GeneratedEpoch])
 def test_all_epochs_go_on_with_one_iterator_until_one_fails(tmp_path, monkeypatch, kind):
     made = []

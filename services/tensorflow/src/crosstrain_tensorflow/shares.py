@@ -9,6 +9,7 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional
 import tensorflow as tf
 
 from crosstrain_service.parallel.shares import share_slice
+from crosstrain_service.training import Training
 
 #: Adds lists of tensors up over all data ranks, differentiably: the gradient of the sum is the sum of gradients.
 Sum = Callable[[List[tf.Tensor]], List[tf.Tensor]]
@@ -38,6 +39,12 @@ class Share(NamedTuple):
         """Some of the rows."""
         masks = {name: mask[rows] for name, mask in self.masks.items()}
         return self._replace(x=self.x[rows], labels=self.labels[rows], masks=masks)
+
+
+def fixed_rows(training: Training, ranks: int) -> Optional[int]:
+    """Rows of every share of every batch on so many data ranks; None if the shares of a run differ in size."""
+    rows, rest = divmod(training.batch_size, ranks)
+    return rows if training.drop_last and not rest else None
 
 
 def split(share: Share, count: int) -> List[Share]:

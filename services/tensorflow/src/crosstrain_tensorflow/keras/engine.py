@@ -17,7 +17,7 @@ from .. import device, features
 from ..layout import Layout
 from ..optimizer import read_state, write_state
 from ..replicas import data_ranks, together
-from ..shares import Share, loss_sum, scaled
+from ..shares import Share, fixed_rows, loss_sum, scaled
 from . import compat, optimizer
 from .feed import Feed, StepReporter
 from .layers import RecordedLoss, SharedLoss
@@ -73,7 +73,7 @@ class KerasEngine(Engine):
             if self._shares is not None:
                 compat.build_for_replicas(self._network.training, self._network.symbolic_inputs)
             self._feed = Feed(model, self._dtype, self._network.mask_inputs, execution.prefetch,
-                              self._shares, self._network.weighted)
+                              self._shares, self._network.weighted, fixed_rows(training, execution.parallel.data))
             # Keras's own would split the rows among the replicas.
             self._logits = tf.function(lambda x: self._network.inference(x, training=False), autograph=False,
                                        reduce_retracing=True)

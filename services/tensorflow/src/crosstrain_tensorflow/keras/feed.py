@@ -30,26 +30,29 @@ class Feed:
                  mask_inputs: Dict[str, str],
                  prefetch: int,
                  shares: Any = None,
-                 weighted: bool = False) -> None:
+                 weighted: bool = False,
+                 batch: Optional[int] = None) -> None:
+        """``batch``: rows of every share of every batch if they are equal; TensorFlow then plans a step for them."""
         self._mask_inputs = mask_inputs
         self._shares = shares
         self._weighted = weighted
         self._prefetch = prefetch
         self._dtype = dtype
+        self._batch = batch
         self._gather: Optional[Gather] = None
         self._gathered: Any = None
         self._handover: Optional[Handover] = None
         self._handed: Any = None
         shapes = model.input_shapes()
-        x = tf.TensorSpec((None,) + tuple(model.input_shape), dtype)
-        weights = tf.TensorSpec((None,), dtype)
+        x = tf.TensorSpec((batch,) + tuple(model.input_shape), dtype)
+        weights = tf.TensorSpec((batch,), dtype)
         features: Any = x
         if mask_inputs or weighted:
-            features = {name: tf.TensorSpec((None,) + shapes[layer], dtype) for layer, name in mask_inputs.items()}
+            features = {name: tf.TensorSpec((batch,) + shapes[layer], dtype) for layer, name in mask_inputs.items()}
             features[INPUT] = x
             if weighted:
                 features[WEIGHTS] = weights
-        self._signature: Any = (features, tf.TensorSpec((None,), tf.int64))
+        self._signature: Any = (features, tf.TensorSpec((batch,), tf.int64))
         if shares is not None:
             self._signature += (weights,)
 
@@ -78,9 +81,10 @@ class Feed:
     def _gather_from(self, rows: Rows) -> Any:
         if self._gather is None or not self._gather.serves(rows):
             if self._shares is None:
-                self._gather = Gather(rows, self._dtype, self._prefetch)
+                self._gather = Gather(rows, self._dtype, self._prefetch, self._batch)
             else:
-                self._gather = Gather(rows, self._dtype, self._prefetch, self._shares.local, self._with_weights)
+                self._gather = Gather(rows, self._dtype, self._prefetch, self._batch, self._shares.local,
+                                      self._with_weights)
             self._gathered = self._for_fit(self._gather.dataset)
         self._gather.start(rows)
         return self._gathered

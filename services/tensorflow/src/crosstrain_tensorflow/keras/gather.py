@@ -4,8 +4,9 @@ Handing a batch from Python to ``tf.data`` takes the interpreter's lock from the
 a millisecond. Here Python sets the order once per epoch; the rest runs in TensorFlow's threads.
 """
 
+import itertools
 import weakref
-from typing import Any, Callable, List, Optional, Tuple
+from typing import Any, Callable, Iterator, Optional, Tuple
 
 import numpy as np
 import tensorflow as tf
@@ -22,6 +23,7 @@ ALIGNMENT = 64
 class Gather:
     """A ``tf.data.Dataset`` of (x, labels) over rows of a data set, for any order and number of batches.
 
+    ``batch`` is the number of rows of every element if they are equal.
     With ``shares`` above 0 an element is one of that many shares of a batch, (x, labels, weights): weights (B,)
     are 1 / size of the whole batch, or 0 for the one row of an empty share. ``pack`` makes of these what is to be an
     element of the data set.
@@ -33,6 +35,7 @@ class Gather:
                  rows: Rows,
                  dtype: str,
                  prefetch: int,
+                 batch: Optional[int] = None,
                  shares: int = 0,
                  pack: Callable[..., Any] = lambda *element: element) -> None:
         self._source = _source(rows)
@@ -42,22 +45,21 @@ class Gather:
             pixels, labels = _shared(rows.pixels), _shared(rows.labels)
             # A captured tensor, not a constant: no optimizer makes a multiplication of this division.
             divisor = tf.constant(rows.divisor)
-            self._order = tf.Variable(np.zeros(0, np.int64), trainable=False, shape=(None,), name="order")
-            # Of each element: where its rows begin and end in the order, and their weight.
-            self._queue = tf.queue.FIFOQueue(-1, [tf.int64, tf.int64, dtype], [(), (), ()])
+            # Of each element its rows, and their weights; ready-made, since every operation of the data set takes a
+            # core from training.
+            self._queue = queue = tf.queue.FIFOQueue(-1, [tf.int64, dtype] if shares else [tf.int64])
         # An iterator that waits at the queue could not be let go of.
-        weakref.finalize(self, close_queue, self._queue)
-        order, queue = self._order, self._queue
+        weakref.finalize(self, close_queue, queue)
         is_scaled = rows.pixels.dtype == np.uint8
 
         def element(_: tf.Tensor) -> Any:  # without a reference to this object, which ends before its data set
-            start, stop, weight = queue.dequeue()
-            chosen = order[start:stop]
+            chosen, *weights = tf.nest.flatten(queue.dequeue())
+            for part in [chosen] + weights:
+                part.set_shape((batch,))
             x = tf.gather(pixels, chosen)
             if is_scaled:
                 x = tf.cast(x, tf.float32) / divisor
-            found = tf.cast(x, dtype), tf.gather(labels, chosen)
-            return pack(*found, tf.fill([stop - start], weight)) if shares else pack(*found)
+            return pack(tf.cast(x, dtype), tf.gather(labels, chosen), *weights)
 
         ahead = max(1, prefetch) * max(1, shares)
         self.dataset = with_options(tf.data.Dataset.counter().map(element).prefetch(ahead))
@@ -68,21 +70,21 @@ class Gather:
 
     def start(self, rows: Rows) -> None:
         """Has the rows of the next call of ``fit`` read; those of the one before must have been."""
-        self._order.assign(rows.order)
-        starts = np.arange(0, len(rows.order), rows.batch_size)
-        sizes = np.minimum(rows.batch_size, len(rows.order) - starts)
-        totals = sizes if rows.totals is None else rows.totals
-        elements = [(start + part.start, start + max(part.stop, part.start + 1), (part.stop > part.start) / total)
-                    for start, size, total in zip(starts, sizes, totals) for part in self._parts(size)]
-        begins, ends, weights = zip(*elements)
-        self._queue.enqueue_many((np.array(begins), np.array(ends), np.array(weights, self._weight_type)))
+        for size, elements in itertools.groupby(self._elements(rows), lambda element: len(element[0])):
+            chosen, weights = zip(*elements)
+            columns = [np.stack(chosen)]
+            if self._shares:
+                columns.append(np.repeat(np.array(weights, self._weight_type)[:, None], size, 1))
+            self._queue.enqueue_many(columns)
 
-    def _parts(self, size: int) -> List[slice]:
-        """The shares of a batch; an empty one begins with the batch, whose first row stands in for it."""
-        if not self._shares:
-            return [slice(0, size)]
-        found = [share_slice(size, self._shares, index) for index in range(self._shares)]
-        return [part if part.stop > part.start else slice(0, 0) for part in found]
+    def _elements(self, rows: Rows) -> Iterator[Tuple[np.ndarray, float]]:
+        """Rows and their weight of every element; one row stands in for an empty share."""
+        for index, start in enumerate(range(0, len(rows.order), rows.batch_size)):
+            batch = rows.order[start:start + rows.batch_size]
+            total = len(batch) if rows.totals is None else rows.totals[index]
+            for number in range(max(1, self._shares)):
+                part = batch[share_slice(len(batch), max(1, self._shares), number)]
+                yield (part, 1 / total) if len(part) else (batch[:1], 0.0)
 
 
 def can_gather(rows: Optional[Rows]) -> bool:
