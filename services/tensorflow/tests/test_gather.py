@@ -175,6 +175,13 @@ def test_shapes_of_a_step_are_known_where_all_batches_are_full(tmp_path, monkeyp
     assert shapes == [rows] * 2 and losses[0] == losses[1] and len(losses[0]) == 9 - 2 * drop_last
 
 
+def test_fit_does_not_wait_for_rows_that_are_not_there(tmp_path):
+    loop = RowLoop(RowEpoch, stored(tmp_path, BYTES), 255)
+    loop.taken[1].steps += 1
+    with pytest.raises(RuntimeError, match="23 rows for 6 steps of 5"):
+        oracle.build(KerasEngine, MODEL, oracle.training(oracle.RULES["sgd"])).train(loop)
+
+
 @pytest.mark.parametrize("kind", [RowEpoch, GeneratedEpoch])
 def test_all_epochs_go_on_with_one_iterator_until_one_fails(tmp_path, monkeypatch, kind):
     made = []

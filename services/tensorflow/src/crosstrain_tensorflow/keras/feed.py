@@ -60,11 +60,14 @@ class Feed:
         """The data set for the next call of ``fit``, which executes the steps of ``epoch``."""
         rows = epoch.rows()
         if can_gather(rows):
+            if len(rows.order) <= (epoch.steps - 1) * rows.batch_size:
+                raise RuntimeError("%d rows for %d steps of %d" % (len(rows.order), epoch.steps, rows.batch_size))
             return self._gather_from(rows)
+        shares = 1 if self._shares is None else self._shares.local
         if self._handover is None:
-            self._handover = Handover(self._signature, self._shares.local if self._shares is not None else 1)
+            self._handover = Handover(self._signature, shares)
             self._handed = self._for_fit(self._handover.dataset)
-        self._handover.start(self._elements(epoch.batches()))
+        self._handover.start(self._elements(epoch.batches()), epoch.steps * shares)
         return self._handed
 
     def finish(self, complete: bool) -> None:

@@ -36,15 +36,19 @@ class Handover:
 
         self.dataset = with_options(tf.data.Dataset.counter().map(element))
 
-    def start(self, elements: Iterator[Any]) -> None:
-        """Hands over what ``elements`` yields; all of the ones before must have been used."""
-        self._thread = threading.Thread(target=self._hand_over, args=(elements,), name="handover", daemon=True)
+    def start(self, elements: Iterator[Any], count: int) -> None:
+        """Hands over the ``count`` elements that an iterator yields; all of the ones before must have been used."""
+        self._thread = threading.Thread(target=self._hand_over, args=(elements, count), name="handover", daemon=True)
         self._thread.start()
 
-    def _hand_over(self, elements: Iterator[Any]) -> None:
+    def _hand_over(self, elements: Iterator[Any], count: int) -> None:
+        done = 0
         try:
             for element in elements:
                 self._queue.enqueue(tf.nest.flatten(element))
+                done += 1
+            if done < count:  # for which ``fit`` would wait without an end
+                raise RuntimeError("%d elements of %d for the data set" % (done, count))
         except tf.errors.CancelledError:  # closed: nobody waits for the rest
             return
         except BaseException as error:  # for the training thread, to which TensorFlow would only quote it
