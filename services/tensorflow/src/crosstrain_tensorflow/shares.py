@@ -4,7 +4,7 @@ That loss is the mean over the whole batch. A rank computes the sum over its own
 whole batch, so that the sum over ranks is the gradient wanted however unequal the shares are.
 """
 
-from typing import Any, Callable, Dict, List, NamedTuple, Optional
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 import tensorflow as tf
 
@@ -47,16 +47,17 @@ def fixed_rows(training: Training, ranks: int) -> Optional[int]:
     return rows if training.drop_last and not rest else None
 
 
+def shares_of(samples: int, count: int) -> Iterator[Tuple[slice, float]]:
+    """Rows of ``count`` near-equal shares, each with 1; of an empty one the first row, standing in for it, and 0."""
+    for index in range(count):
+        rows = share_slice(samples, count, index)
+        yield (rows, 1.0) if rows.stop > rows.start else (slice(0, 1), 0.0)
+
+
 def split(share: Share, count: int) -> List[Share]:
     """``count`` near-equal shares of one; an empty one is the first row, with ``real`` 0."""
-    found = []
-    for index in range(count):
-        rows = share_slice(share.rows, count, index)
-        if rows.start == rows.stop:
-            found.append(share.part(slice(0, 1))._replace(real=0.0, rank=share.rank * count + index))
-        else:
-            found.append(share.part(rows)._replace(rank=share.rank * count + index))
-    return found
+    return [share.part(rows)._replace(real=share.real if real else 0.0, rank=share.rank * count + index)
+            for index, (rows, real) in enumerate(shares_of(share.rows, count))]
 
 
 def pieces(share: Share, count: int) -> List[Share]:

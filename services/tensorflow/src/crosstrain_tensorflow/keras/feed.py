@@ -8,8 +8,8 @@ from tensorflow import keras
 
 from crosstrain_service.engine import Batch, Epoch, Loop, Rows
 from crosstrain_service.model import Model
-from crosstrain_service.parallel.shares import share_slice
 
+from ..shares import shares_of
 from .gather import Gather, can_gather
 from .handover import Handover
 from .model import INPUT, WEIGHTS
@@ -109,11 +109,8 @@ class Feed:
                 yield from self._shares_of(features, batch)
 
     def _shares_of(self, features: Dict[str, np.ndarray], batch: Batch) -> Iterator[Any]:
-        for index in range(self._shares.local):
-            rows = share_slice(len(batch.labels), self._shares.local, index)
-            real = batch.samples > 0 and rows.stop > rows.start
-            rows = rows if rows.stop > rows.start else slice(0, 1)
-            weights = np.full(rows.stop - rows.start, (1.0 if real else 0.0) / batch.total, self._dtype)
+        for rows, real in shares_of(len(batch.labels), self._shares.local):
+            weights = np.full(rows.stop - rows.start, (real if batch.samples else 0.0) / batch.total, self._dtype)
             part = {name: value[rows] for name, value in features.items()}
             if self._weighted:
                 part[WEIGHTS] = weights

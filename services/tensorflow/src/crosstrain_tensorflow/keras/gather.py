@@ -12,8 +12,8 @@ import numpy as np
 import tensorflow as tf
 
 from crosstrain_service.engine import Rows
-from crosstrain_service.parallel.shares import share_slice
 
+from ..shares import shares_of
 from .pipeline import close_queue, with_options
 
 #: TensorFlow's operations expect their inputs at multiples of this, bytes.
@@ -82,9 +82,8 @@ class Gather:
         for index, start in enumerate(range(0, len(rows.order), rows.batch_size)):
             batch = rows.order[start:start + rows.batch_size]
             total = len(batch) if rows.totals is None else rows.totals[index]
-            for number in range(max(1, self._shares)):
-                part = batch[share_slice(len(batch), max(1, self._shares), number)]
-                yield (part, 1 / total) if len(part) else (batch[:1], 0.0)
+            for part, real in shares_of(len(batch), max(1, self._shares)):
+                yield batch[part], real / total
 
 
 def can_gather(rows: Optional[Rows]) -> bool:

@@ -22,7 +22,7 @@ def with_one_iterator(dataset: Any) -> Any:
     """
     kind = type(dataset)
 
-    class Kept(kind):  # type: ignore[misc, valid-type]
+    class Kept(kind):
         def __iter__(self) -> Any:
             if self._kept is None:
                 self._kept = super().__iter__()
