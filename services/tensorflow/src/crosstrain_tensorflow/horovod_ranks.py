@@ -13,6 +13,9 @@ from crosstrain_service.training import Execution
 
 from .shares import Share
 
+#: What is reduced at once at most, bytes, unless a job says otherwise; the default of ``DistributedDataParallel``.
+BUCKET_BYTES = 25 << 20
+
 
 def obstacle() -> str:
     """Why Horovod cannot be used here, or an empty text."""
@@ -38,6 +41,7 @@ class HorovodRanks:
         self.count = hvd.size()
         self.first = hvd.rank()
         self._calls = 0
+        self._bucket_bytes = execution.parallel.bucket_mib << 20 or BUCKET_BYTES
         self._device = "/GPU:0" if execution.device == "cuda" else "/CPU:0"
 
     def scope(self) -> Any:
@@ -50,11 +54,20 @@ class HorovodRanks:
             return [function(share._replace(add=self.add))]
 
     def add(self, values: List[tf.Tensor]) -> List[tf.Tensor]:
-        """Sums over all ranks; Horovod differentiates them as sums."""
+        """Sums over all ranks; Horovod differentiates them as sums.
+
+        A bucket is reduced as soon as all of it is there. One tensor after the other, as Horovod's own optimizer has
+        it, wakes Horovod's thread several times in the middle of a backward pass that needs the cores.
+        """
         # Every process makes the same calls in the same order, so that equal names meet.
         self._calls += 1
-        return [self._hvd.allreduce(value, op=self._hvd.Sum, name="crosstrain.%d.%d" % (self._calls, index))
-                for index, value in enumerate(values)]
+        found: List[Any] = [None] * len(values)
+        for number, bucket in enumerate(buckets(values, self._bucket_bytes)):
+            sums = self._hvd.grouped_allreduce([values[index] for index in bucket], op=self._hvd.Sum,
+                                               name="crosstrain.%d.%d" % (self._calls, number))
+            for index, value in zip(bucket, sums):
+                found[index] = value
+        return found
 
     def feed(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
         """``dataset`` for ``fit``, which holds this process's shares."""
@@ -66,3 +79,22 @@ class HorovodRanks:
 
     def close(self) -> None:
         """Nothing: Horovod ends with the process."""
+
+
+def buckets(values: List[tf.Tensor], limit: int) -> List[List[int]]:
+    """Positions of ``values`` cut into groups of one type and at most ``limit`` bytes, or one value if it is larger.
+
+    The last come first: a backward pass ends with the gradients of the first layers.
+    """
+    found: List[List[int]] = []
+    size = 0
+    for index in reversed(range(len(values))):
+        value = values[index]
+        more = (value.shape.num_elements() or 0) * value.dtype.size
+        if found and size + more <= limit and values[found[-1][0]].dtype == value.dtype:
+            found[-1].append(index)
+            size += more
+        else:
+            found.append([index])
+            size = more
+    return found
