@@ -22,7 +22,8 @@ from tests.support.catalogue import EngineId
 from tests.support.service import Service
 
 T = TypeVar("T")
-_SAMPLES = 4000
+#: A multiple of the batch of 64: some scripts drop what does not fill a batch and others train on it.
+_SAMPLES = 4032
 
 
 class Images(NamedTuple):

@@ -5,8 +5,8 @@ import tensorflow as tf
 
 from crosstrain_tensorflow.horovod_ranks import buckets
 
-# Float32: 40, 400, 4, 400 and 4 bytes.
-GRADIENTS = [tf.zeros(10), tf.zeros((10, 10)), tf.zeros(1), tf.zeros((4, 25)), tf.zeros(())]
+# 40, 400, 4, 400 and 4 bytes. No tensors: they would start TensorFlow before an engine has set its threads.
+GRADIENTS = [tf.TensorSpec(shape, tf.float32) for shape in ((10,), (10, 10), (1,), (4, 25), ())]
 
 
 @pytest.mark.parametrize(("limit", "expected"), [
@@ -21,7 +21,7 @@ def test_buckets_hold_no_more_than_the_limit_unless_one_gradient_does(limit, exp
 
 
 def test_a_bucket_has_one_type():
-    values = [tf.zeros(1), tf.zeros(1, tf.float64), tf.zeros(1, tf.float64)]
+    values = [tf.TensorSpec(1, kind) for kind in (tf.float32, tf.float64, tf.float64)]
     assert buckets(values, 1 << 20) == [[2, 1], [0]]
 
 

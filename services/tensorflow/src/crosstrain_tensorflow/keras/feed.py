@@ -12,7 +12,7 @@ from crosstrain_service.model import Model
 from ..shares import shares_of
 from .gather import Gather, can_gather
 from .handover import Handover
-from .model import INPUT, WEIGHTS
+from .model import BATCH_LOSS, INPUT, WEIGHTS
 from .pipeline import with_one_iterator
 
 
@@ -142,4 +142,5 @@ class StepReporter(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch: int, logs: Optional[dict] = None) -> None:
         """Called by ``fit``."""
-        self._loop.step_done(self._loss.read())
+        value = (logs or {}).get(BATCH_LOSS)
+        self._loop.step_done(self._loss.read() if value is None else value)

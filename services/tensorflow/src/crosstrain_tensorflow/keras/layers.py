@@ -140,6 +140,10 @@ class RecordedLoss(keras.losses.SparseCategoricalCrossentropy):
         self.last.assign(value)
         return value
 
+    def in_step(self) -> Optional[tf.Tensor]:
+        """Within a step, after the loss: its value, a scalar."""
+        return self.read()
+
     def read(self) -> tf.Tensor:
         """The value of the last batch, a scalar that later steps do not change."""
         # Short for last.read_value(), whose wrapping costs several times the operation itself.
@@ -172,6 +176,16 @@ class SharedLoss(keras.losses.SparseCategoricalCrossentropy):
         part = tf.math.divide_no_nan(value, tf.reduce_sum(sample_weight)) if several else value
         self.last.assign(part)
         return value
+
+    def in_step(self) -> Optional[tf.Tensor]:
+        """Within a step of one replica, after the loss of all: what :meth:`read` gives, or None.
+
+        None over several processes of ``tf.distribute``, between which Keras would add up whatever a step returns.
+        """
+        context = tf.distribute.get_replica_context()
+        if isinstance(context.strategy, tf.distribute.MultiWorkerMirroredStrategy):
+            return None
+        return context.merge_call(lambda strategy: self.read())
 
     def read(self) -> tf.Tensor:
         """Mean over this process's rows in the last batch, a scalar that later steps do not change."""

@@ -36,6 +36,8 @@ layers = keras.layers
 INPUT = "x"
 #: Name of its input for the weights of rows, where batch norm spans several replicas.
 WEIGHTS = "weights"
+#: What a training step calls the loss of its batch.
+BATCH_LOSS = "batch_loss"
 ONE_RANK = Parallel()
 
 
@@ -46,6 +48,21 @@ class Stage(NamedTuple):
     layers: List[keras.layers.Layer]
     mask: Optional[str] = None
     mask_layers: Optional[List[keras.layers.Layer]] = None
+
+
+class ReportingModel(keras.Model):
+    """A model whose training step also returns the loss of its batch as ``logs[BATCH_LOSS]``, if its loss has it.
+
+    To read it after the step takes operations of their own, whose code is cold by then: 0.2 to 0.3 ms on a CPU.
+    """
+
+    def compute_metrics(self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None) -> Dict[str, Any]:
+        """Called by Keras at the end of its training step."""
+        logs = super().compute_metrics(x, y, y_pred, sample_weight)
+        value = self.loss.in_step()
+        if value is not None:
+            logs[BATCH_LOSS] = value
+        return logs
 
 
 class KerasNetwork:
@@ -105,7 +122,7 @@ class KerasNetwork:
         several = bool(self.mask_inputs) or self.weighted
         #: What ``training`` is called with.
         self.symbolic_inputs = inputs if several else x
-        self.training = keras.Model(self.symbolic_inputs, trained)
+        self.training = ReportingModel(self.symbolic_inputs, trained)
         self.inference = keras.Model(x, plain) if several else self.training
 
     def entry(self, x: tf.Tensor) -> tf.Tensor:
