@@ -4,7 +4,7 @@ Horovod on GPUs has not been run.
 """
 
 import importlib.util
-from typing import Any, Callable, List
+from typing import Any, Callable, Dict, List
 
 import tensorflow as tf
 
@@ -61,13 +61,12 @@ class HorovodRanks:
         """
         # Every process makes the same calls in the same order, so that equal names meet.
         self._calls += 1
-        found: List[Any] = [None] * len(values)
+        sums: Dict[int, tf.Tensor] = {}
         for number, bucket in enumerate(buckets(values, self._bucket_bytes)):
-            sums = self._hvd.grouped_allreduce([values[index] for index in bucket], op=self._hvd.Sum,
-                                               name="crosstrain.%d.%d" % (self._calls, number))
-            for index, value in zip(bucket, sums):
-                found[index] = value
-        return found
+            sums.update(zip(bucket, self._hvd.grouped_allreduce(
+                [values[index] for index in bucket], op=self._hvd.Sum,
+                name="crosstrain.%d.%d" % (self._calls, number))))
+        return [sums[index] for index in range(len(values))]
 
     def feed(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
         """``dataset`` for ``fit``, which holds this process's shares."""

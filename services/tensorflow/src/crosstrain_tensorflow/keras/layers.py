@@ -140,7 +140,7 @@ class RecordedLoss(keras.losses.SparseCategoricalCrossentropy):
         self.last.assign(value)
         return value
 
-    def in_step(self) -> Optional[tf.Tensor]:
+    def in_step(self) -> tf.Tensor:
         """Within a step, after the loss: its value, a scalar."""
         return self.read()
 
